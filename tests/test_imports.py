@@ -46,7 +46,8 @@ ARROWS = {
     "storage": BASE,
     "placement": BASE | {"recipe.yaml_io"},
     "scheduler": {"types", "errors", "placement"},
-    "planner": BASE | MODEL_FACTS | {"placement", "scheduler"},
+    # What the native engine lets in together is what is priced.
+    "planner": BASE | MODEL_FACTS | {"placement", "scheduler", "engines.native.admission"},
     "tasks": BASE | {"sandbox"},
     "rewards": BASE | {"sandbox"},
     "environments": BASE | {"sandbox", "engines.base", "threads"},
@@ -101,6 +102,7 @@ FILES = {
     **dict.fromkeys(MODEL_FACTS, BASE | MODEL_FACTS | {"recipe.validation_errors"}),
     # A frozen model that says one number for a sequence is given the rows that a trainer packs.
     "models.scalar_head": BASE | {"models", "training.packing", "training.rows"},
+    "engines.native.admission": BASE | {"engines.base"},
     # Ways to decode belong to the native engine, whose cache and steps they work on.
     # Decode steps say what of the weights they read, and whether a copy still is them.
     "engines.native.decode_backend": BASE | {"engines", "models", "weights.tensors"},
@@ -151,6 +153,7 @@ TORCH_FREE_FILES = (
     "checks.recipe",
     "checks.rules",
     "engines.base",
+    "engines.native.admission",
     "engines.scripted",
     "runtime.explain_run",
     "runtime.live_page",

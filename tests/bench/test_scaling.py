@@ -1,6 +1,7 @@
 """A recipe on several numbers of devices: what runs wrote down becomes rows, and what is not at hand is predicted."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,11 @@ import pytest
 from running import written
 from stretto.api.recipes import open_recipe
 from stretto.bench import scaling_page
-from stretto.bench.scaling import LOST, ScalingRequest, part_of, scaling, usual_sizes
-from stretto.bench.scaling import written as cluster_text
+from stretto.bench.scaling import LOST, ScalingRequest, scaling
+from stretto.bench.scaling_sizes import part_of, usual_sizes
+from stretto.bench.scaling_sizes import written as cluster_text
 from stretto.cli.main import main
-from stretto.errors import RecipeError
+from stretto.errors import RecipeError, StrettoError
 from stretto.placement.cluster import parse_cluster
 
 SECONDS = {"1xcpu1": 4.0, "2xcpu": 2.5}
@@ -81,6 +83,33 @@ def test_sizes_that_are_not_at_hand_are_predicted_and_say_so(document):
     assert low < four["run_seconds"] < high
 
 
+def test_a_size_that_fails_costs_no_other_its_row(tmp_path, monkeypatch):
+    monkeypatch.setattr("stretto.bench.scaling.not_at_hand", lambda cluster: None)
+
+    def fails_alone(recipe, changes, folder):
+        if "placement.cluster=1xcpu1" in changes:
+            raise StrettoError("bench: separate has no effect\n  on one device")
+        pretend(recipe, changes, folder)
+
+    # Two devices at least, for the planner as well: with less it says nothing, and what it says of four stands alone.
+    asked = wish(tmp_path, changes=("placement.strategy=separate",), ahead=(4,))
+    placement = asked.recipe.placement.model_copy(update={"strategy": "separate"})
+    asked = replace(asked, recipe=asked.recipe.model_copy(update={"placement": placement}))
+    told = []
+    document = scaling(asked, note=told.append, train=fails_alone)
+    measured, _ = document["rows"]
+    assert (measured["devices"], measured["measured"], measured["ratio"]) == (2, True, 1.0)
+    assert document["rows"][1]["peer_name"] == "2 x cpu, predicted"
+    assert document["failed"] == {"1 x cpu": "bench: separate has no effect on one device"}
+    assert scaling_page.failures(document) == ["1 x cpu failed: bench: separate has no effect on one device"]
+    assert "- 1 x cpu failed" in scaling_page.section(document, date="2026-01-01", command="stretto bench scaling")
+    assert all(
+        show(document) for show in (scaling_page.table, scaling_page.picture, lambda it: [*scaling_page.bars(it)])
+    )
+    with pytest.raises(StrettoError, match="no effect"):
+        scaling(replace(asked, sizes=(1,), ahead=()), note=told.append, train=fails_alone)
+
+
 def test_people_get_a_table_bars_and_a_picture(document):
     table = scaling_page.table(document)
     assert "4 x cpu (predicted)" in table[-1]
@@ -138,8 +167,22 @@ def test_sizes_that_cannot_be_are_refused(tmp_path, changes, field):
     assert [problem.field for problem in error.value.problems] == [field]
 
 
-def test_the_command_needs_a_recipe_and_a_cluster(tmp_path, capsys):
+def test_a_recipe_of_shapes_is_predicted_from_the_first_size_that_has_room_for_it(capsys):
+    study = str(Path(__file__).parents[2] / "recipes" / "studies" / "ppo-four-models.yaml")
+    sizes = ["--size", "1", "--size", "8", "--size", "16"]
+    assert main(["bench", "scaling", study, "--cluster", "4x8xA100-80", *sizes, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [(row["devices"], row["measured"]) for row in document["rows"]] == [(8, False), (16, False)]
+    assert [row["peer_name"] for row in document["rows"]] == ["8 x A100, predicted"] * 2
+    assert list(document["failed"]) == ["1 x A100"]
+    assert "nothing runs on 1 devices" in document["failed"]["1 x A100"]
+
+
+def test_the_command_needs_a_recipe_a_cluster_and_no_cells_by_hand(tmp_path, capsys):
     path = str(written(tmp_path))
+    cells = "placement.cells=[{role: generate, devices: [localhost/cpu:0]}, {role: train, devices: [localhost/cpu:1]}]"
+    assert main(["bench", "scaling", path, cells, "placement.cluster=2xcpu", "--cluster", "2xcpu"]) == 2
+    assert "fix: add placement.cells=null" in capsys.readouterr().err
     assert main(["bench", "scaling", path]) == 2
     assert "--cluster" in capsys.readouterr().err
     assert main(["bench", "rollout", "--cluster", "2xcpu"]) == 2

@@ -11,6 +11,7 @@ from stretto.engines.native import admission
 from stretto.engines.native.cache import KeyValueCache
 from stretto.engines.native.engine import NativeEngine
 from stretto.engines.native.prefill import CacheWrites
+from stretto.kernels.cuda.decode_graphs import RecordedSteps
 from stretto.types import Weights
 
 CPU = torch.device("cpu")
@@ -126,6 +127,36 @@ def test_nobody_joins_what_other_weights_have_computed(policy, computed):
     engine.submit(asked(A, 3, 4))
     drained(engine)
     assert computed == [len(A), len(A)]
+
+
+def test_a_group_enters_where_one_of_another_has_left(policy, computed):
+    """Its first answer brings a trunk that the others join, and needs no room for the context in its own place."""
+    engine = NativeEngine(policy, speculate=False)
+    engine.kv_tokens = 2 * 128 + 3 * 64
+    first, second = (np.arange(count) % 30 + 5 for count in (100, 120))
+    requests = [*asked(first, 1, new=2), *asked(first, 2, 3, new=8), *asked(second, 4, 5, 6, new=8)]
+    engine.submit(requests)
+    while not (done := engine.step(0.0)):
+        pass
+    engine._admit()
+    assert [completion.key for completion in done] == [1]
+    assert [request.key for request in engine.active] == [3, 2, 4]
+    assert_alone(policy, requests, {each.key: each for each in done} | drained(engine))
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("context", [A, np.arange(400) % 30 + 5])
+def test_as_many_are_let_in_at_once_as_plans_count_with(policy, context, recorded):
+    steps = RecordedSteps(policy, most=2000, tape=None) if recorded else None
+    engine = NativeEngine(policy, speculate=False, steps=steps)
+    about = {"samples": 4, "prompt": len(context), "most": 100, "recorded": recorded}
+    for engine.kv_tokens in (300, 1600, 2900):
+        engine.submit(
+            [asked((context + group) % 35 + 5, 4 * group + i, new=100)[0] for group in range(9) for i in range(4)]
+        )
+        engine._admit()
+        assert len(engine.active) == admission.most_at_once(engine.kv_tokens, **about)
+        engine.close()
 
 
 def test_who_joins_needs_no_room_for_the_context(policy, computed):

@@ -17,10 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from alone import ROUNDING, Remembering, assert_alone, drained
 from stretto.engines.base import Request
 from stretto.engines.native import admission
+from stretto.engines.native.admission import rounded
 from stretto.engines.native.decode_backend import Steps
 from stretto.engines.native.engine import NativeEngine
 from stretto.kernels.cpu.packed_linear import PackedSteps
-from stretto.kernels.cuda.decode_graphs import LastingCache, RecordedSteps, rounded, steps_for
+from stretto.kernels.cuda.decode_graphs import LastingCache, RecordedSteps, steps_for
 from stretto.kernels.cuda.graph_cache import Recordings, difference
 from stretto.types import Weights
 from tiers import slow_but

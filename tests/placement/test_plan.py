@@ -49,7 +49,18 @@ def test_a_plan_is_written_under_the_names_that_others_read():
     )
     written = json.loads(json.dumps(plan.to_json()))
     assert set(written) == {"strategy", "flow", "staleness", "optimizer", "cells", "priority", "tail"}
-    names = {"name", "role", "devices", "mesh", "engine", "weights", "sleeps", "token_budget", "recompute"}
+    names = {
+        "name",
+        "role",
+        "devices",
+        "mesh",
+        "engine",
+        "weights",
+        "sleeps",
+        "token_budget",
+        "recompute",
+        "memory_share",
+    }
     assert [set(cell) for cell in written["cells"]] == [names, names]
     assert written["cells"][0]["mesh"] == {"dp_shard": 1, "tp": 1, "pp": 1, "ep": 1}
     assert written["cells"][0]["sleeps"] == []

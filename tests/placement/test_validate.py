@@ -162,6 +162,7 @@ def test_a_trainer_has_weights_of_its_own():
     [(0, "nativ", "did you mean native?"), (0, None, "generate has none"), (2, "native", "train generates nothing")],
 )
 def test_an_engine_is_what_a_generate_cell_runs(index, engine, reason):
+    assert "no native engine" in told(with_cell(plan_on(1), 2, memory_share=0.4))["placement.cells.2.memory_share"]
     assert reason in told(with_cell(plan_on(1), index, engine=engine))[f"placement.cells.{index}.engine"]
 
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from interleaved import interleave_frozen, interleave_pairs
+from stretto.engines.native.admission import CACHE_SHARE
 from stretto.placement import closed_forms as closed
 from stretto.placement.closed_forms import Stages
 from stretto.placement.cluster import parse_cluster
@@ -18,9 +19,11 @@ from stretto.planner.cost.memory_fit import MemoryFits
 from stretto.planner.cost.shapes import named_shape
 from stretto.planner.cost.stage_times import PlanDurations, StageTimes
 from stretto.planner.cost.token_load import TokenLoad
+from stretto.planner.forecast import forecast_of, with_caches
 from stretto.planner.problem import ModelSplit, PlanningProblem
 from stretto.planner.simulate import run_step, simulate
 from stretto.planner.workload import StepWorkload
+from stretto.recipe.schema import Placement
 from stretto.scheduler.records import role_of
 
 SMALL = named_shape("qwen2.5-0.5b")
@@ -267,3 +270,39 @@ def test_answers_wait_for_room_in_the_caches():
     forecast = simulate(prices, choice, room)
     assert forecast.slots < work.answers
     assert 0.5 * room.pool < forecast.cached <= room.pool
+
+
+def test_the_native_engine_has_room_for_the_longest_answer_of_each_that_it_lets_in():
+    lengths = LengthDistribution(mean=1500.0, sigma=1.0, cap=8192)
+    shapes = dict.fromkeys(("generate", "train"), named_shape("qwen2.5-7b"))
+    work = workload(shapes=shapes, lengths=lengths, prompts=64, samples=16, prompt=300, adapter=16, graphs=True)
+    choice = Candidate(strategy="flatten", devices=1, budget=16384, recompute=True)
+    said = {}
+    for name, asked in {
+        "paged": replace(work, graphs=None),
+        "native": work,
+        "not recorded": replace(work, graphs=False),
+        "told": replace(work, share=CACHE_SHARE),
+    }.items():
+        prices = prices_of(asked, "1xH100")
+        said[name] = simulate(prices, choice, MemoryFits(prices.setting).room(choice))
+    native, paged = said["native"], said["paged"]
+    assert said["told"].slots == 32  # 80 GB / 4 / 57 kB a token / 8192, and places by two sizes for each doubling
+    assert paged.slots > 4 * native.slots > 4 * said["told"].slots
+    assert paged.step < native.step < min(said["told"].step, said["not recorded"].step)
+    # Caches lie there while it trains: what a plan says has room beside every phase.
+    (side,) = native.room.sides
+    (cell,) = (cell for cell in native.plan.cells if cell.role == "generate")
+    most = max(held.total for held in side.phases.values())
+    assert cell.memory_share == native.room.share == pytest.approx((side.usable - most) / side.device.memory, abs=1e-3)
+    assert native.cached * side.token <= native.room.share * side.device.memory
+    assert [cell.memory_share for cell in said["told"].plan.cells] == [None, None]
+    # A run of a strategy takes it over, and without it goes on with the usual share.
+    setting, plain = prices_of(work, "1xH100").setting, choice.plan(prices.setting)
+    room = with_caches(plain, setting, Placement(), budget=16384)
+    share = next(cell.memory_share for cell in room.cells if cell.role == "generate")
+    assert share is not None and share > CACHE_SHARE
+    steps = [forecast_of(plan, setting, Placement(), budget=16384).step for plan in (room, plain)]
+    assert steps[0] < steps[1]
+    on_cpu = prices_of(work, "1xcpu").setting
+    assert with_caches(plain, on_cpu, Placement(), budget=4096) == plain

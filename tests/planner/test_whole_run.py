@@ -1,8 +1,25 @@
 """What a run is expected to take and cost: steps and evaluations are counted, and the interval has both its reasons."""
 
+from dataclasses import replace
+
 import pytest
 
-from stretto.planner.whole_run import between, duration, forecast_run, relative_spread
+from planning import setting_of
+from stretto.planner.enumerate import Variant
+from stretto.planner.saved_calibration import SavedCalibration, keep, this_machine
+from stretto.planner.search import search
+from stretto.planner.whole_run import (
+    ANOTHER,
+    PUBLISHED,
+    UNSEEN,
+    between,
+    duration,
+    evaluation_of,
+    forecast_run,
+    model_error,
+    relative_spread,
+    vstar_samples,
+)
 from stretto.recipe.load import parse_recipe
 
 RECIPE = {
@@ -14,23 +31,58 @@ RECIPE = {
 
 
 def run(recipe=None, **given):
-    asked = {"step": 4.0, "answer": 0.1, "spread": 0.0, "error": 0.0, "devices": 3, **given}
+    asked = {"step": 4.0, "evaluation": 5.0, "spread": 0.0, "error": 0.0, "devices": 3, **given}
     return forecast_run(parse_recipe({**RECIPE, **(recipe or {})}), **asked)
 
 
 def test_steps_evaluations_and_the_price_of_all_devices_are_counted():
     told = run()
     assert told.evaluations == 4  # after 0, 10, 20 and 25
-    assert told.seconds == pytest.approx(25 * 4.0 + 4 * 50 * 0.1)
+    assert told.seconds == pytest.approx(25 * 4.0 + 4 * 5.0)
     assert told.interval == (told.seconds, told.seconds)
     assert told.device_hours == pytest.approx(told.seconds * 3 / 3600)
     assert told.cost == pytest.approx(told.device_hours * 2.0)
     assert "25 steps and 4 evaluations take 2 min" in str(told)
 
 
-def test_answers_for_pass_at_k_are_counted_too():
-    assert run({"evaluate": {"every": 25, "prompts": 50, "pass_k": 4}}).seconds == pytest.approx(100 + 2 * 250 * 0.1)
+def test_answers_of_an_evaluation_are_decoded_together_and_those_for_pass_at_k_with_them():
     assert run({"evaluate": {"every": 0}}).seconds == pytest.approx(100.0)
+    setting = setting_of("1xH100")
+    (found,) = search(setting, (Variant(strategy="flatten"),)).best
+
+    def evaluation(**told):
+        return evaluation_of(found, setting, parse_recipe({**RECIPE, "evaluate": {"prompts": 16, **told}}))
+
+    step = found.stages["generate"]  # of 16 prompts x 8, where the longest answer takes most of it
+    assert evaluation(pass_k=7) == pytest.approx(step, rel=0.1)
+    assert 0.8 * step < evaluation() < evaluation(pass_k=7) < evaluation(prompts=64, pass_k=7) < 2 * step
+    assert evaluation(every=0) == 0
+
+
+def test_v_star_is_counted_where_the_recipe_says_of_how_many_prompts():
+    source = {"kind": "reasoning_gym", "name": "countdown", "count": 450}
+    asked = {"algorithm": {"name": "astar_po"}, "task": {"source": source, "holdout": {"prompts": 50}}}
+    told = run(asked, valuing=30.0)
+    assert (told.valued, told.seconds) == (400, pytest.approx(120 + 0.4 * 30.0))
+    assert "25 steps, 4 evaluations and V* of 400 prompts take 2.2 min" in str(told)
+    told = run({"algorithm": {"name": "astar_po"}}, valuing=30.0)
+    assert (told.valued, told.seconds) == (0, pytest.approx(120))
+    assert str(told).endswith("; a table of V* takes 30 s more for each 1,000 prompts")
+    assert vstar_samples(parse_recipe({**RECIPE, **asked})) == 8
+    assert vstar_samples(parse_recipe({**RECIPE, "algorithm": {"name": "astar_po", "vstar": {"table": "t"}}})) is None
+    assert vstar_samples(parse_recipe(RECIPE)) is None
+
+
+def test_a_cpu_that_was_not_measured_is_told_with_the_error_of_another_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert [model_error(setting_of(each)) for each in ("8xH100", "2xcpu")] == [PUBLISHED, ANOTHER]
+    fitted = SavedCalibration(
+        machine=this_machine(), device="cpu", model="m", date="2026-01-01", steps=1, error=0.01, rates={}
+    )
+    keep(fitted)
+    assert model_error(setting_of("2xcpu")) == UNSEEN
+    keep(replace(fitted, error=0.3))
+    assert model_error(setting_of("2xcpu")) == 0.3
 
 
 def test_the_spread_of_steps_averages_out_and_the_error_of_the_model_does_not():

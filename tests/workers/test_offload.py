@@ -18,6 +18,7 @@ from crewed import STAGES, alone, dies, distance, read, steps, together, with_sl
 from running import metrics, recipe_in, resume, start, tensors
 from sleepy import Hidden, Sleepy
 from stretto.engines.base import Request
+from stretto.engines.native.admission import CACHE_SHARE
 from stretto.errors import TrainingError
 from stretto.runtime.build import build_runtime
 from stretto.runtime.plans import make_plan
@@ -264,6 +265,18 @@ def test_a_trainer_that_lacks_memory_gets_what_the_engine_of_its_process_holds(t
     worker.trainer.make_room()
     assert worker.engine.told == [("sleep", True), "wake"]
     worker.close()
+
+
+def test_an_engine_has_the_cache_that_the_plan_says_unless_the_recipe_does(tmp_path):
+    found = []
+    for told, share in ((None, 0.1), (None, None), (0.2, 0.1)):
+        changes = {} if told is None else {"engine__memory_share": told}
+        made = recipe_in(tmp_path, **changes)
+        worker = Worker(assigned(made, tmp_path, "localhost/cpu:0", ("generate", "train"), memory_share=share))
+        found.append(worker.engine.kv_tokens)
+        worker.close()
+    shares = [CACHE_SHARE * tokens / found[1] for tokens in found]
+    assert shares == pytest.approx([0.1, CACHE_SHARE, 0.2], rel=1e-4)
 
 
 @pytest.mark.parametrize(

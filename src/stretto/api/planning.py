@@ -169,7 +169,7 @@ def _given(cells: str | os.PathLike[str] | Mapping[str, Any] | Sequence[str], se
         "devices": tuple(setting.cluster.devices),
         "reading": work.reading,
         "engine": work.engine,
-        "updates": work.epochs * work.updates,
+        "updates": work.updates_a_step,
     }
     if isinstance(cells, Mapping):
         return forecast_given(plan_of_mapping(cells, field="cells", **about), setting, field="cells")

@@ -8,24 +8,31 @@ alone, marked as such, for sizes that are not at hand. Loads no torch itself. Th
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from stretto.bench import machine
-from stretto.checks.machine.facts import look
-from stretto.checks.machine.network import cluster_named
+from stretto.bench.scaling_sizes import (
+    name_of,
+    not_at_hand,
+    part_of,
+    refuse_cells,
+    refuse_sizes,
+    usual_sizes,
+    written,
+)
 from stretto.errors import RecipeError, StrettoError
 from stretto.placement.cluster import Cluster, parse_cluster
-from stretto.placement.devices import Device, DeviceKind
 from stretto.planner.forecast import setting_of
+from stretto.planner.problem import PlanningProblem
 from stretto.planner.search import search, variants_of
+from stretto.planner.simulate import Forecast
 from stretto.planner.whole_run import run_of
 from stretto.recipe.schema import Recipe
 from stretto.storage.json_lines import numbers_of, read_rows
@@ -58,6 +65,17 @@ class ScalingRequest:
     ahead: tuple[int, ...] = ()
     """Numbers of devices that are only predicted."""
 
+    @property
+    def all_sizes(self) -> tuple[int, ...]:
+        """Numbers of devices that are asked for."""
+        return self.sizes or usual_sizes(len(parse_cluster(self.cluster)))
+
+    @property
+    def not_at_hand(self) -> dict[int, str]:
+        """Size -> why no run can have so many devices, of those that cannot."""
+        parts = {size: part_of(parse_cluster(self.cluster), size) for size in self.all_sizes}
+        return {size: why for size, part in parts.items() if (why := not_at_hand(part))}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeResult:
@@ -82,100 +100,41 @@ class SizeResult:
 
 
 def scaling(wish: ScalingRequest, *, note: Note, train: Train | None = None) -> dict[str, Any]:
-    """The document: a row for each size, those that were run first."""
-    cluster = parse_cluster(wish.cluster)
-    sizes = wish.sizes or usual_sizes(len(cluster))
+    """The document: a row for each size, those that were run first, and why others have none."""
+    cluster, sizes = parse_cluster(wish.cluster), wish.all_sizes
+    refuse_cells(wish.recipe)
     refuse_sizes(sizes, wish.ahead, cluster)
-    short = {size: why for size in sizes if (why := not_at_hand(part_of(cluster, size)))}
+    short = wish.not_at_hand
     about = machine.describe(threads=machine.threads())
     taken: dict[int, SizeResult] = {}
+    failed: dict[int, StrettoError] = {}
     with tempfile.TemporaryDirectory(prefix="stretto-scaling-") as folder:
         for size in sizes:
             if size in short:
                 note(f"{size} devices are only predicted: {short[size]}")
                 continue
-            run = Path(folder) / f"{size}"
-            note(f"{name_of(part_of(cluster, size))}: a run of {wish.recipe.run.steps} steps")
+            run, name = Path(folder) / f"{size}", name_of(part_of(cluster, size))
+            note(f"{name}: a run of {wish.recipe.run.steps} steps")
             changes = [*wish.changes, f"placement.cluster={written(part_of(cluster, size))}", f"run.folder={run}"]
-            (train or train_apart)(wish.path, changes, run)
-            taken[size] = read_run(run)
+            try:
+                (train or train_apart)(wish.path, changes, run)
+                taken[size] = read_run(run)
+            except StrettoError as error:  # what other sizes took is worth as much
+                note(f"{name} failed: {said(error)}")
+                failed[size] = error
     rows = [measured_row(wish, cluster, size, taken) for size in taken]
-    for size in sorted({*short, *wish.ahead}):
-        rows.append(predicted_row(wish, cluster, size, least=min((*sizes, *wish.ahead))))
-    return {"bench": "scaling", "machine": about, "rows": rows}
+    rows += predicted_rows(wish, cluster, sorted({*short, *wish.ahead}), failed)
+    if not rows:
+        raise next(iter(failed.values()))
+    lines = {name_of(part_of(cluster, size)): said(error) for size, error in sorted(failed.items())}
+    return {"bench": "scaling", "machine": about, "rows": rows, "failed": lines}
 
 
-# Sizes ----------------------------------------------------------------------------------------------------------------
-
-
-def usual_sizes(most: int) -> tuple[int, ...]:
-    """1, 2, 4, … and all."""
-    return tuple(dict.fromkeys([*(2**power for power in range(most.bit_length()) if 2**power <= most), most]))
-
-
-def refuse_sizes(sizes: Sequence[int], ahead: Sequence[int], cluster: Cluster) -> None:
-    """Raises for sizes that the cluster does not have, or cannot be made of it."""
-    if wrong := [size for size in sizes if not 1 <= size <= len(cluster)]:
-        fix = "use sizes of the cluster, and --ahead for those that are only to be predicted"
-        raise RecipeError.of("--size", f"the cluster has {len(cluster)} devices, not {wrong[0]}", fix)
-    if any(size > len(cluster) for size in ahead) and len(cluster.pools()) > 1:
-        reason = "it has several kinds of devices, so it is not clear which there would be more of"
-        raise RecipeError.of("--ahead", reason, "use sizes that the cluster has, or a cluster of one kind")
-
-
-def part_of(cluster: Cluster, size: int) -> Cluster:
-    """The first devices of a cluster; beyond it, more of its hosts."""
-    hosts, left = [], size
-    for host in cluster.hosts:
-        count = min(left, host.count)
-        if count:
-            each = host.each[:count]
-            hosts.append(replace(host, count=count, device=each[0], unequal=each if len(set(each)) > 1 else ()))
-        left -= count
-    last = cluster.hosts[-1]
-    while left > 0 and last.device.kind.has_own_memory:
-        count = min(left, last.device.per_host)
-        hosts.append(replace(last, name=f"host{len(hosts)}", count=count, unequal=()))
-        left -= count
-    if left > 0:  # threads of a CPU are all of one machine
-        hosts[-1] = replace(hosts[-1], count=hosts[-1].count + left)
-    if len(hosts) == 1:
-        hosts = [replace(hosts[0], name="localhost")]
-    elif hosts[0].name == "localhost":
-        hosts[0] = replace(hosts[0], name="host0")
-    return replace(cluster, hosts=tuple(hosts))
-
-
-def written(cluster: Cluster) -> str:
-    """A cluster as a recipe writes it. One CPU device has one thread, as each of several."""
-    alone = len(cluster) == 1
-    parts = []
-    for host in cluster.hosts:
-        several = "1x" if len(cluster.hosts) > 1 else ""
-        kinds: dict[Device, int] = {}
-        for device in host.each:
-            kinds[device] = kinds.get(device, 0) + 1
-        for device, count in kinds.items():
-            bare = device.kind is DeviceKind.CPU and not device.threads
-            parts.append(f"{several}{count}x{device.name}{'1' * (alone and bare)}")
-    return "+".join(parts)
-
-
-def name_of(cluster: Cluster) -> str:
-    """A cluster in words."""
-    return str(cluster)
-
-
-def not_at_hand(cluster: Cluster) -> str | None:
-    """Why a run could not have these devices; none if it can."""
-    parse_cluster(written(cluster))  # devices that only a cluster file knows have no name here
-    if len(cluster.hosts) > 1:
-        return None if cluster_named(os.environ) else f"{len(cluster.hosts)} hosts need a Ray cluster (RAY_ADDRESS)"
-    here, kind = look(), cluster.hosts[0].device.kind
-    there = here.cores if kind is DeviceKind.CPU else len(here.gpus)
-    count = sum(device.threads or 1 for device in cluster.devices.values()) if kind is DeviceKind.CPU else len(cluster)
-    word = "cores" if kind is DeviceKind.CPU else "GPUs"
-    return None if count <= there else f"they need {count} {word}, and there are {there}"
+def said(error: StrettoError) -> str:
+    """An error in a line."""
+    if isinstance(error, RecipeError):
+        return "; ".join(f"{problem.field}: {problem.reason}" for problem in error.problems)
+    return " ".join(str(error).split())
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------
@@ -269,21 +228,45 @@ def measured_row(wish: ScalingRequest, cluster: Cluster, size: int, taken: Mappi
     }
 
 
-def predicted_row(wish: ScalingRequest, cluster: Cluster, size: int, *, least: int) -> Row:
-    """A size that was not run, by the planner alone, beside what it says of the smallest."""
-    recipe = wish.recipe
+def predicted_rows(
+    wish: ScalingRequest, cluster: Cluster, sizes: Sequence[int], failed: dict[int, StrettoError]
+) -> Iterator[Row]:
+    """Sizes that were not run, by the planner alone, beside what it says of the smallest that can be; why it says
+    nothing of one is left in `failed`."""
+    known: dict[int, tuple[Forecast, PlanningProblem]] = {}
+    for size in sorted({*wish.all_sizes, *sizes}) if sizes else ():
+        if size in sizes or not known:
+            try:
+                known[size] = forecast(wish, part_of(cluster, size))
+            except StrettoError as error:
+                failed.setdefault(size, error)
+    for size in sizes:
+        if size in known:
+            yield predicted_row(wish, cluster, size, known, least=min(known))
 
-    def forecast(count: int) -> tuple[Any, Any]:
-        setting = setting_of(recipe, wish.root, part_of(cluster, count))
-        named = recipe.placement.strategy
-        found = search(setting, variants_of(recipe.placement, None if named == "auto" else named))
-        if found.today is None:
-            why = "; ".join(f"{name}: {reason}" for name, reason in found.rejected) or "no layout can be executed yet"
-            raise RecipeError.of("--ahead", f"nothing runs on {count} devices ({why})", "leave this size out")
-        return found.today, setting
 
-    (mine, setting), (one, _) = forecast(size), forecast(least)
-    ratio, run = one.step / mine.step, run_of(mine, setting, recipe)
+def forecast(wish: ScalingRequest, part: Cluster) -> tuple[Forecast, PlanningProblem]:
+    """The planner's answer for a part of the cluster."""
+    section = wish.recipe.placement
+    setting = setting_of(wish.recipe, wish.root, part)
+    found = search(setting, variants_of(section, None if section.strategy == "auto" else section.strategy))
+    if found.today is None:
+        why = "; ".join(f"{name}: {reason}" for name, reason in found.rejected) or "no layout can be executed yet"
+        raise RecipeError.of("placement", f"nothing runs on {len(part)} devices ({why})", "use more, or other devices")
+    return found.today, setting
+
+
+def predicted_row(
+    wish: ScalingRequest,
+    cluster: Cluster,
+    size: int,
+    known: Mapping[int, tuple[Forecast, PlanningProblem]],
+    *,
+    least: int,
+) -> Row:
+    """A size that was not run, beside what is said of the smallest."""
+    (mine, setting), (one, _) = known[size], known[least]
+    ratio, run = one.step / mine.step, run_of(mine, setting, wish.recipe, values=False)
     return {
         "case": name_of(part_of(cluster, size)),
         "unit": "s/step",

@@ -63,6 +63,11 @@ def losses(document: Document) -> list[str]:
     ]
 
 
+def failures(document: Document) -> list[str]:
+    """Sizes without a row, and why."""
+    return [f"{case} failed: {why}" for case, why in document["failed"].items()]
+
+
 def bars(document: Document) -> Iterator[str]:
     """A bar of the speed-up for each size; predicted ones are hatched, and a mark stands where all devices' work is."""
     rows: Sequence[Document] = document["rows"]
@@ -101,5 +106,5 @@ def section(document: Document, *, date: str, command: str) -> str:
         f"{date}, {machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, "
         f"load {machine['load']} before the run."
     )
-    lost = [f"- {line}" for line in losses(document)]
+    lost = [f"- {line}" for line in (*losses(document), *failures(document))]
     return "\n".join([where, "", f"    {command}", "", *markdown_table(head, rows), *[""] * bool(lost), *lost])

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from stretto.api.recipes import open_recipe
+from stretto.api.recipes import open_recipe, recipe_to_plan
 from stretto.cli import render
 from stretto.errors import RecipeError
 from stretto.recipe.load import folder_of
@@ -132,12 +132,12 @@ def _scaling(
     from stretto.bench import scaling_page
     from stretto.bench.page import put
     from stretto.bench.scaling import ScalingRequest, scaling
+    from stretto.bench.scaling_sizes import refuse_cells
 
     if cluster is None:
         raise RecipeError.of("--cluster", "it does not say on how many devices", "such as --cluster 2xcpu")
-    opened = open_recipe(recipe, changes, deep=False)
     wish = ScalingRequest(
-        recipe=opened,
+        recipe=recipe_to_plan(recipe, changes),
         path=recipe,
         root=folder_of(recipe),
         changes=tuple(changes),
@@ -145,6 +145,9 @@ def _scaling(
         sizes=tuple(dict.fromkeys(sorted(sizes))),
         ahead=tuple(dict.fromkeys(sorted(ahead))),
     )
+    refuse_cells(wish.recipe)
+    if len(wish.not_at_hand) < len(wish.all_sizes):  # something is run, so everything must be as a run needs it
+        open_recipe(recipe, changes, deep=False)
     told = render.screen(error=True)
     document = scaling(wish, note=lambda text: told.print(Text(render.plain(text), style="dim")))
     if plot is not None:
@@ -157,7 +160,8 @@ def _scaling(
         render.document(document)
         return
     screen = render.screen()
-    lines = (*scaling_page.table(document), "", *scaling_page.losses(document), "", *scaling_page.bars(document))
+    lines = (*scaling_page.table(document), "", *scaling_page.losses(document), *scaling_page.failures(document), "")
+    lines += tuple(scaling_page.bars(document))
     for line in lines:
         screen.print(Text(line), soft_wrap=True)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 from pydantic import Field, ValidationError
 
@@ -148,6 +148,8 @@ class WrittenCell(Section):
     """Most tokens in a micro-batch."""
     recompute: bool = False
     """Recompute activations in the backward."""
+    memory_share: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """Share of a device's memory for the caches of the native engine; default: the recipe's engine.memory_share."""
 
 
 def _by_hand(section: Placement, layout: StrategyInputs) -> Plan:
@@ -195,6 +197,7 @@ def _filled(told: WrittenCell, *, name: str, engine: str) -> Cell:
         sleeps=tuple(told.sleeps),
         token_budget=told.token_budget,
         recompute=told.recompute,
+        memory_share=told.memory_share,
     )
 
 
@@ -234,5 +237,6 @@ KINDS = {
     "sleeps": ("list of phases", "[train]"),
     "mesh": ("section of whole numbers", "{tp: 2}"),
     "token_budget": ("whole number above 0", "4096, or leave it out"),
+    "memory_share": ("share above 0, up to 1", "0.4, or leave it out"),
 }
 """What keys of a cell hold that is not text, with an example."""

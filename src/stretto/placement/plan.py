@@ -36,6 +36,8 @@ class Cell:
     recompute: bool = False
     """Whether its backward recomputes activations from the first row on. A cell of one device begins by itself when
     memory runs out, and needs not be told."""
+    memory_share: float | None = None
+    """Share of a device's memory that caches may take, in a cell that generates; none if the engine decides."""
 
     @property
     def row_ranks(self) -> int:
@@ -111,6 +113,11 @@ class Plan:
         if cell.role == "value" and fitted:
             return set(cell.devices) in fitted
         return cell.role in ("train", "fit") or cell.weights == "own"
+
+    def memory_share_on(self, device: str) -> float | None:
+        """Share of a device's memory for caches, where it says one."""
+        shares = [cell.memory_share for cell in self.cells if cell.role == "generate" and device in cell.devices]
+        return next((share for share in shares if share is not None), None)
 
     def generates_together(self, device: str) -> bool:
         """Whether a device generates in a cell of several."""

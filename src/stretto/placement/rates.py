@@ -33,6 +33,9 @@ class Rates:
     """Seconds that a decode step takes however small it is: scheduling, sampling."""
     tick_layer: float = 3e-5
     """Seconds per layer that a decode step takes however small it is: launches of kernels."""
+    plain_layer: float = 1.3e-3
+    """The same where a GPU's steps are not replayed from recordings, so that the host starts kernel after kernel:
+    measured on one H200, 31 and 45 ms in 24 layers. Threads of a CPU know no other steps."""
     tick_request: float = 2e-5
     """Seconds per request in a decode step: sampling, stop checks, bookkeeping on the host."""
     piece: float = 0.0
@@ -95,8 +98,8 @@ SMALL, LARGE = 1e-9, 1e18
 
 THREADS = Rates(
     matmul_share=0.92, attention_share=1.3, layer_passes=21.0, backward=1.26, decode_share=5.6, tick=4.4e-3,
-    tick_layer=5.5e-4, tick_request=2.5e-4, piece=5.6e-3, near_delay=1e-4, far_delay=1e-3, link_share=0.5, gather=1e9,
-    phase=6e-3, update=0.005,
+    tick_layer=5.5e-4, plain_layer=0.0, tick_request=2.5e-4, piece=5.6e-3, near_delay=1e-4, far_delay=1e-3,
+    link_share=0.5, gather=1e9, phase=6e-3, update=0.005,
 )  # fmt: skip
 """Where devices are threads of a CPU: small models, no kernels to launch, processes next to each other. As they were
 measured on one machine (benchmarks/placements-measured-2026-11-20.md), until they are measured where a plan is made.

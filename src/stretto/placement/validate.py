@@ -226,8 +226,11 @@ def slices_are_asked_together(case: PlanContext) -> Iterator[Problem]:
 
 
 def engines_generate(case: PlanContext) -> Iterator[Problem]:
-    """An engine is what a generate cell runs, and only such a cell."""
+    """An engine is what a generate cell runs, and only such a cell; ours alone is told its share of memory here."""
     for field, cell in case.cells():
+        if cell.memory_share is not None and (cell.role, cell.engine) != ("generate", "native"):
+            reason = f"has no effect, because {cell.name} has no native engine"
+            yield Problem(field=f"{field}.memory_share", reason=reason, fix="leave it out, or say engine.memory_share")
         if cell.role != "generate" and cell.engine is not None:
             reason = f"has no effect, because {cell.name} generates nothing"
             yield Problem(field=f"{field}.engine", reason=reason, fix="leave it out")

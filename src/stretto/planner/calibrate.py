@@ -26,8 +26,8 @@ from stretto.scheduler.asyncio_driver import EventLog
 from stretto.scheduler.records import ApplyUpdate, MoveRollouts, RolloutId, StageWork, StartRollouts
 
 CONSTANTS = (
-    "matmul_share", "attention_share", "layer_passes", "backward", "decode_share", "tick", "tick_layer", "tick_request",
-    "piece", "phase", "far_delay", "gather",
+    "matmul_share", "attention_share", "layer_passes", "backward", "decode_share", "tick", "tick_layer", "plain_layer",
+    "tick_request", "piece", "phase", "far_delay", "gather",
 )  # fmt: skip
 """What is fitted: rates of products, attention and bytes, what a backward takes of them, what decode steps, requests,
 pieces and changes of phase cost however small they are, and publishing."""

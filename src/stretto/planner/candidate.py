@@ -220,8 +220,8 @@ class Candidate:
         """Most tokens of a piece: a micro-batch for each rank, and enough of them to fill a pipeline."""
         return self.budget * split.mesh.dp * (FILL * split.pp if split.pp > 1 else 1)
 
-    def plan(self, setting: PlanningProblem) -> Plan:
-        """The plan."""
+    def plan(self, setting: PlanningProblem, *, share: float | None = None) -> Plan:
+        """The plan; `share` is what caches may take of a device's memory, where that follows from it."""
         workload = setting.workload
         splits = {role: self.split(role, workload.reading) for role in workload.roles}
         layout = StrategyInputs(
@@ -242,6 +242,7 @@ class Candidate:
                 sleeps=self._sleeps(cell, on) if self.sleeps else cell.sleeps,
                 token_budget=None if cell.role == "generate" else self.budget,
                 recompute=self.recompute and cell.role in UPDATE and len(cell.devices) > 1,
+                memory_share=share if cell.role == "generate" else None,
             )
             for cell in plan.cells
         )

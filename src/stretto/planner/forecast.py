@@ -19,14 +19,14 @@ from stretto.placement.plan import Plan
 from stretto.placement.strategies import STRATEGIES
 from stretto.planner import explain
 from stretto.planner.candidate import Candidate
-from stretto.planner.cost.memory_fit import MemoryFits
+from stretto.planner.cost.memory_fit import MemoryFit, MemoryFits
 from stretto.planner.cost.stage_times import StageTimes
 from stretto.planner.enumerate import Candidates
 from stretto.planner.problem import ModelSplit, PlanningProblem
 from stretto.planner.saved_calibration import as_measured
 from stretto.planner.search import CLOSE, search, variants_of
 from stretto.planner.simulate import Forecast, simulate
-from stretto.planner.whole_run import model_error, step_spread
+from stretto.planner.whole_run import evaluation_of, model_error, step_spread
 from stretto.planner.workload import StepWorkload, workload_of
 from stretto.recipe.schema import Placement, Recipe
 
@@ -67,8 +67,25 @@ def choose(setting: PlanningProblem, section: Placement) -> AutoPlan:
 
 def forecast_of(plan: Plan, setting: PlanningProblem, section: Placement, *, budget: int) -> Forecast | None:
     """What a plan is expected to take whose cells say no token budget; none for cells that no strategy makes."""
-    prices, rooms = StageTimes(setting), MemoryFits(setting)
-    grid = Candidates(setting, prices, rooms)
+    there = setting.with_caches_of(plan)
+    found = _laid(plan, there, section, budget)
+    return None if found is None else simulate(StageTimes(there), *found)
+
+
+def with_caches(plan: Plan, setting: PlanningProblem, section: Placement, *, budget: int) -> Plan:
+    """The plan with the share of memory that is left for caches, where the engine takes what it is told."""
+    found = _laid(plan, setting, section, budget)
+    if found is None or found[1].share is None:
+        return plan
+    share = found[1].share
+    cells = (replace(cell, memory_share=share) if cell.role == "generate" else cell for cell in plan.cells)
+    return replace(plan, cells=tuple(cells))
+
+
+def _laid(plan: Plan, setting: PlanningProblem, section: Placement, budget: int) -> tuple[Candidate, MemoryFit] | None:
+    """The choice that has a plan's cells, with as large micro-batches as fit; none for cells that no strategy makes."""
+    rooms = MemoryFits(setting)
+    grid = Candidates(setting, StageTimes(setting), rooms)
     for variant in variants_of(section):
         for choice in grid.choices(variant, len(plan.devices)) if variant.cannot(setting) is None else ():
             if not _same(choice, plan, setting):
@@ -77,7 +94,7 @@ def forecast_of(plan: Plan, setting: PlanningProblem, section: Placement, *, bud
                 mine = replace(choice, budget=tokens, recompute=bool(setting.workload.recompute))
                 room = rooms.room(mine)
                 if room.fits:
-                    return simulate(prices, mine, room)
+                    return mine, room
     return None
 
 
@@ -132,7 +149,7 @@ def _same(choice: Candidate, plan: Plan, setting: PlanningProblem) -> bool:
     return cells == others and made.flow == plan.flow
 
 
-def document(forecast: Forecast, setting: PlanningProblem, used: Sequence[str]) -> dict[str, Any]:
+def document(forecast: Forecast, setting: PlanningProblem, recipe: Recipe, used: Sequence[str]) -> dict[str, Any]:
     """A forecast as plan.json holds it; updates are made when weights are published."""
     return {
         "seconds": {"step": forecast.step, **forecast.stages, "publish": forecast.ending.seconds},
@@ -143,6 +160,7 @@ def document(forecast: Forecast, setting: PlanningProblem, used: Sequence[str]) 
         "idle": forecast.idle,
         "answer_tokens": forecast.tokens / setting.workload.answers,
         "cost_per_step": explain.cost(forecast, setting),
+        "evaluation": evaluation_of(forecast, setting, recipe),
         "error": model_error(setting),
         "spread": step_spread(forecast, setting),
         "constants": setting.source,

@@ -28,7 +28,7 @@ BLOCKS = 7
 
 def forecast_given(plan: Plan, setting: PlanningProblem, *, field: str) -> Forecast:
     """The forecast of a plan by hand; a RecipeError where it has no room, or cannot be priced."""
-    own = replace(setting, order=_order(plan, setting, field))
+    own = replace(setting.with_caches_of(plan), order=_order(plan, setting, field))
     prices, rooms = StageTimes(own), MemoryFits(own)
     grid = Candidates(own, prices, rooms)
     choice = _choice(plan, own, field)

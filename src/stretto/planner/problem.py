@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import NamedTuple
 
+from stretto.engines.native.admission import CACHE_SHARE
 from stretto.placement.cluster import Cluster
 from stretto.placement.devices import Device
+from stretto.placement.plan import Plan
 from stretto.placement.rates import Rates
 from stretto.planner.cost.mesh import Mesh, Site
 from stretto.planner.cost.seconds import Costs
@@ -85,8 +87,17 @@ class PlanningProblem:
     def of(cls, workload: StepWorkload, cluster: Cluster, *, source: str | None = None) -> PlanningProblem:
         """The problem with the cluster's own constants, where it has any."""
         kind = cluster.hosts[0].device.kind
-        costs = Costs(rates=Rates.of(cluster.rates, kind=kind), widens=workload.engine != "vllm")
+        costs = Costs(
+            rates=Rates.of(cluster.rates, kind=kind), widens=workload.engine != "vllm", graphs=workload.graphs
+        )
         return cls(workload=workload, cluster=cluster, costs=costs, source=source)
+
+    def with_caches_of(self, plan: Plan) -> PlanningProblem:
+        """The same with the room for caches that a plan gives the native engine, or that it takes by itself."""
+        if self.workload.graphs is None or self.workload.share is not None:
+            return self
+        shares = [cell.memory_share for cell in plan.cells if cell.memory_share is not None]
+        return replace(self, workload=replace(self.workload, share=min(shares, default=CACHE_SHARE)))
 
     def repriced(self, costs: Costs) -> PlanningProblem:
         """The same with other constants; what is known of the devices stays known."""

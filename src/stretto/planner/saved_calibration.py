@@ -110,5 +110,9 @@ def as_measured(cluster: Cluster) -> tuple[Cluster, str | None]:
     found = kept_for(cluster)
     if found is not None:
         return replace(cluster, rates={**found.rates, **cluster.rates}), str(found)
-    borrowed = not cluster.rates and any(not device.kind.is_alike_everywhere for device, _ in cluster.pools())
-    return cluster, ELSEWHERE if borrowed else None
+    return cluster, ELSEWHERE if borrowed(cluster) else None
+
+
+def borrowed(cluster: Cluster) -> bool:
+    """True if the constants of these devices are another machine's, where none were measured here."""
+    return not cluster.rates and any(not device.kind.is_alike_everywhere for device, _ in cluster.pools())

@@ -88,6 +88,10 @@ CONSTANTS = (
         value=_step,
     ),
     PriceConstant(
+        name="plain_step", rates=("plain_layer",), words="a decode step that is not recorded takes", unit="ms a layer",
+        value=_rate("plain_layer", 1e3),
+    ),
+    PriceConstant(
         name="change_of_stage", rates=("phase",), words="a change of stage takes a process", unit="ms",
         value=_rate("phase", 1e3),
     ),

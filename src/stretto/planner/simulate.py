@@ -89,7 +89,7 @@ class Forecast:
 def simulate(prices: StageTimes, choice: Candidate, room: MemoryFit) -> Forecast:
     """The forecast of a choice that fits."""
     work = prices.setting.workload
-    plan = choice.plan(prices.setting)
+    plan = choice.plan(prices.setting, share=room.share)
     durations = PlanDurations(prices, choice, plan)
     lanes = sum(cell.role == "generate" for cell in plan.cells)
     slots, took = _within(prices, choice, plan, durations, room.pool)
@@ -105,6 +105,9 @@ def _within(
     in the end a number that cannot fail.
     """
     work = prices.setting.workload
+    if work.graphs is not None:  # which lets in what has room however long it becomes
+        slots = min(prices.slots(choice, pool), work.answers)
+        return slots, run_step(prices, choice, plan, durations, slots)
     slots, least = min(prices.slots(choice, pool), work.answers), max(1, int(pool // work.longest))
     for _ in range(TRIES):
         took = run_step(prices, choice, plan, durations, slots)
@@ -211,7 +214,7 @@ def _forecast(
         workless=workless,
         tokens=work.tokens,
         slots=slots,
-        cached=max(took.contexts.values()),
+        cached=durations.prices.cached(choice, took.active, max(took.contexts.values())),
         stretches=took.stretches,
         updates=took.updates,
         rounds=took.rounds,

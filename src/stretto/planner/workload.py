@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from stretto.algorithms.catalog import facts_of
+from stretto.engines.native.admission import CACHE_SHARE
 from stretto.errors import Problem, RecipeError
 from stretto.planner.cost.lengths import Counts, LengthDistribution
 from stretto.planner.cost.seconds import Precision
@@ -68,7 +69,7 @@ class StepWorkload:
     budget: int | None = None
     """Most tokens of a micro-batch on one rank; none if the plan may choose."""
     share: float | None = None
-    """Most of a device's memory that caches take; none for all that is left."""
+    """Most of a device's memory that caches take; none for what is left."""
     oversample: float = 1.0
     """Groups that a round launches for each that is missing."""
     max_rounds: int = 1
@@ -87,6 +88,9 @@ class StepWorkload:
     """Versions that the sampler may lag behind."""
     engine: str = "native"
     """What generates."""
+    graphs: bool | None = None
+    """Whether the native engine records its decode steps, whose room and steps are priced as it takes them; none for
+    engines that record all steps and whose caches grow with the answers."""
     nccl: bool = False
     """Whether GPUs hand gradients and weights on by NCCL."""
     price: float | None = None
@@ -161,7 +165,12 @@ class StepWorkload:
     @property
     def several(self) -> bool:
         """True if a step makes more than one update."""
-        return self.epochs * self.updates > 1
+        return self.updates_a_step > 1
+
+    @property
+    def updates_a_step(self) -> int:
+        """Updates of all epochs that are asked for."""
+        return self.epochs * self.updates
 
     @cached_property
     def parts(self) -> int:
@@ -204,6 +213,7 @@ def workload_of(recipe: Recipe, root: Path) -> StepWorkload:
     shapes = _shapes(recipe, root)
     base: dict[str, Precision] = {"nf4": "nf4", "int8": "int8", "fp8": "fp8"}
     adapter, algorithm, batch = recipe.model.adapter, facts_of(recipe.algorithm.name), recipe.batch
+    share, vllm = recipe.engine.memory_share, recipe.engine.kind == "vllm"
     shares = adapter and recipe.roles.reference == "adapter-off" and recipe.roles.teacher is None
     borrowed = {"generate"} | ({"reference"} if shares else set())
     borrowed |= {"value"} if "fit" in shapes else set()
@@ -225,7 +235,7 @@ def workload_of(recipe: Recipe, root: Path) -> StepWorkload:
         optimizer=recipe.optimizer.name,
         recompute=None if recipe.optimizer.checkpointing == "auto" else recipe.optimizer.checkpointing,
         budget=None if batch.token_budget == "auto" else batch.token_budget,
-        share=None if recipe.engine.memory_share == "auto" else recipe.engine.memory_share,
+        share=share if share != "auto" else CACHE_SHARE if vllm else None,
         oversample=batch.oversample,
         max_rounds=batch.max_rounds,
         acceptance=acceptance,
@@ -235,6 +245,7 @@ def workload_of(recipe: Recipe, root: Path) -> StepWorkload:
         barrier=algorithm.scope == "batch",
         staleness=recipe.placement.staleness,
         engine=recipe.engine.kind,
+        graphs=None if vllm else bool(getattr(recipe.engine, "graphs", True)),
         nccl=recipe.placement.nccl,
         price=recipe.placement.price_per_gpu_hour,
         seed=recipe.seed,

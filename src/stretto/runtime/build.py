@@ -199,6 +199,7 @@ def _assignment(
         meeting=next((meeting for meeting in meetings(sliced) if device in meeting.devices), None),
         mesh=next((cell.mesh for cell in mine if cell.role == "train"), {}),
         lane=lane_of(plan, device),
+        memory_share=plan.memory_share_on(device),
         recomputes=plan.recomputes_on(device),
         sharers={role: plan.sharers(role) for role in UPDATE},
         whitens=whitens_gradients(recipe, plan, build(recipe.algorithm, folders_of(root))),

@@ -17,6 +17,7 @@ import torch
 from stretto.algorithms.catalog import learns_from_rows
 from stretto.errors import RecipeError
 from stretto.placement.cluster import Cluster, Host, parse_cluster
+from stretto.placement.devices import kind_of
 from stretto.placement.plan import Plan
 from stretto.planner import forecast as foresee
 from stretto.planner.explain import money
@@ -55,7 +56,8 @@ def planned(recipe: Recipe, root: Path, note: Note) -> PlannedRun:
     """The plan of a run. On several devices `auto` is the planner's choice, told with its reason."""
     section, workers = recipe.placement, reward_worker_count(recipe)
     if len(devices_of(section)) == 1 or learns_from_rows(recipe.algorithm.name):
-        return PlannedRun(plan=make_plan(recipe), expected=None, reward_workers=workers)
+        plan = _with_caches(recipe, root, make_plan(recipe))
+        return PlannedRun(plan=plan, expected=None, reward_workers=workers)
     if section.strategy == "auto" and section.cells is None:
         try:
             setting = foresee.setting_of(recipe, root, _cluster(recipe))
@@ -69,11 +71,23 @@ def planned(recipe: Recipe, root: Path, note: Note) -> PlannedRun:
             plan = chosen.forecast.plan
             if getattr(recipe.engine, "graphs", False) is True and any(map(plan.generates_together, plan.devices)):
                 note("plan: devices that generate together record no steps, so that engine.graphs has no effect")
-            expected = foresee.document(chosen.forecast, setting, plan.devices)
+            expected = foresee.document(chosen.forecast, setting, recipe, plan.devices)
             return PlannedRun(plan=plan, expected=expected, reward_workers=workers)
     known = _setting(recipe, root)
-    plan = widened(recipe, known, note)
+    plan = _with_caches(recipe, root, widened(recipe, known, note), known)
     return PlannedRun(plan=plan, expected=expectation(recipe, known, plan), reward_workers=workers)
+
+
+def _with_caches(recipe: Recipe, root: Path, plan: Plan, setting: PlanningProblem | None = None) -> Plan:
+    """A strategy's plan with the share of each GPU that is left for caches, where the planner can tell. CPUs, and cells
+    by hand that say none, go on with the engine's usual share."""
+    gpus = all(kind_of(device).has_own_memory for device in plan.devices)
+    if not gpus or recipe.placement.cells is not None or learns_from_rows(recipe.algorithm.name):
+        return plan
+    setting = setting or _setting(recipe, root)
+    if setting is None:
+        return plan
+    return foresee.with_caches(plan, setting, recipe.placement, budget=_usual(recipe, setting))
 
 
 def widened(recipe: Recipe, setting: PlanningProblem | None, note: Note) -> Plan:
@@ -98,7 +112,7 @@ def expectation(recipe: Recipe, setting: PlanningProblem | None, plan: Plan) -> 
     if setting is None:
         return None
     forecast = foresee.forecast_of(plan, setting, recipe.placement, budget=_usual(recipe, setting))
-    return None if forecast is None else foresee.document(forecast, setting, plan.devices)
+    return None if forecast is None else foresee.document(forecast, setting, recipe, plan.devices)
 
 
 def _setting(recipe: Recipe, root: Path) -> PlanningProblem | None:
@@ -255,7 +269,7 @@ def _expected_run(recipe: Recipe, expected: Mapping[str, Any]) -> dict[str, Any]
     run = forecast_run(
         recipe,
         step=seconds["step"],
-        answer=seconds.get("generate", 0.0) / max(1.0, expected["answers"]),
+        evaluation=expected["evaluation"],
         spread=expected["spread"],
         error=expected["error"],
         devices=len(devices_of(recipe.placement)),

@@ -214,6 +214,8 @@ def engine_of(policy: Policy, spec: WorkerSpec) -> Engine:
     """What generates with a policy: the recipe's engine, or one of the user's."""
     section, lane = spec.recipe.engine, spec.lane
     if isinstance(section, NativeEngineSection):
+        if section.memory_share == "auto" and spec.memory_share is not None:
+            section = section.model_copy(update={"memory_share": spec.memory_share})
         return native_engine(policy, section) if lane is None else lane_engine(policy, section, lane, spec.torch_device)
     if isinstance(section, VllmEngineSection):
         # Where nobody generates, what proves its weights is the policy itself.

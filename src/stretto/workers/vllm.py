@@ -13,7 +13,8 @@ import torch
 
 from stretto import host_memory
 from stretto.checks.machine.engine_python import VLLM, engine_python
-from stretto.engines.native.cache import CACHE_SHARE, memory_of, token_bytes
+from stretto.engines.native.admission import CACHE_SHARE
+from stretto.engines.native.cache import memory_of, token_bytes
 from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
 from stretto.engines.vllm.process import PROGRAM, EngineProcess, EngineTransport
 from stretto.engines.vllm.published import base_tensors

@@ -61,6 +61,8 @@ class WorkerSpec:
     is said."""
     lane: LaneSpec | None = None
     """Its place among processes that generate together; none where it generates by itself, or not at all."""
+    memory_share: float | None = None
+    """Share of the device's memory for the caches of the native engine, where the plan says one."""
     recomputes: frozenset[str] = frozenset()
     """Roles whose trainer recomputes activations from the first row on, whatever the recipe leaves open."""
     sharers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -17,15 +17,10 @@ import torch
 from torch import Tensor
 
 from stretto import host_memory
+from stretto.engines.native.admission import in_grains
 from stretto.models.latent_attention import latent_of
 from stretto.models.load import Policy
 from stretto.models.logprob_head import accum_dtype
-
-GRAIN = 64
-"""Capacities are multiples of this many tokens."""
-
-CACHE_SHARE = 0.25
-"""Share of the device's memory for keys and values when the recipe says `auto`."""
 
 
 class KeyValueCache:
@@ -41,7 +36,7 @@ class KeyValueCache:
 
     def shape_with(self, *, slots: int, tokens: int) -> tuple[int, int]:
         """(slots, capacity) once there is room for so many sequences of so many tokens beside what is there."""
-        return max(slots, self.slots), max(-(-tokens // GRAIN) * GRAIN, self.capacity)
+        return max(slots, self.slots), max(in_grains(tokens), self.capacity)
 
     @property
     def taken(self) -> tuple[int, int]:

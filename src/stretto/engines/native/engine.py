@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stretto.engines.base import Completion, Request
-from stretto.engines.native.admission import NOBODY, SameContext, rooms
+from stretto.engines.native.admission import CACHE_SHARE, SameContext, not_yet, rooms
 from stretto.engines.native.answer_notes import KeptSets, StopTexts
 from stretto.engines.native.batch import DecodeBatch
-from stretto.engines.native.cache import CACHE_SHARE, SharedPrefixes, cache_tokens
+from stretto.engines.native.cache import SharedPrefixes, cache_tokens
 from stretto.engines.native.decode_backend import Steps
 from stretto.engines.native.decode_times import DecodeTimes
 from stretto.engines.native.expert_notes import ExpertNotes
@@ -42,7 +42,7 @@ PREFILL_TOKENS = 8192
 """Most context tokens prefilled at once; bounds the memory of a prefill, not the batch."""
 
 TOO_LITTLE = (
-    "engine.memory_share: the device ran out of memory while it generated; lower it (auto is "
+    "engine.memory_share: the device ran out of memory while it generated; lower it (auto is what the plan says, or "
     f"{CACHE_SHARE:g}), or lower engine.max_new_tokens or batch.prompts"
 )
 """What is said when memory is out."""
@@ -183,7 +183,7 @@ class NativeEngine:
                 request = self.waiting[0]
                 context = request.tokens.tobytes()
                 tokens += 0 if context in groups or context in self.open else len(request.tokens)
-                before = groups.get(context) or replace(NOBODY, stands=context in self.open)
+                before = groups.get(context) or not_yet(self.waiting, context, stands=context in self.open)
                 grown = groups | {context: before.joined_by(request)}
                 count = len(self.active) + len(chosen) + 1
                 full = self._size_with(count, grown.values()) > self.kv_tokens or count > (self.most_slots or count)

@@ -22,8 +22,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 from torch.nn.functional import pad
 
+from stretto.engines.native.admission import GRAIN, rounded
 from stretto.engines.native.batch import DecodeBatch
-from stretto.engines.native.cache import GRAIN, DecodeLayout, KeyValueCache, SharedPrefixes
+from stretto.engines.native.cache import DecodeLayout, KeyValueCache, SharedPrefixes
 from stretto.engines.native.decode_backend import Steps, newest, places
 from stretto.engines.native.sampling import draw_from
 from stretto.kernels.cpu.packed_linear import PackedSteps, packs
@@ -43,13 +44,6 @@ def steps_for(policy: Policy, most: int, *, graphs: bool = False) -> Steps:
     if not graphs or policy.device.type != "cuda" or any(getattr(config, name, None) for name in EXPERTS):
         return Steps(policy)
     return RecordedSteps(policy, most=most, tape=Graph)
-
-
-def rounded(count: int, grain: int = 1) -> int:
-    """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24, … grains; two sizes for each doubling, so that sizes repeat."""
-    grains = -(-count // grain)
-    step = 1 << max(0, grains.bit_length() - 2)
-    return -(-grains // step) * step * grain
 
 
 class LastingCache(KeyValueCache):

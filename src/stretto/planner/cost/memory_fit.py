@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from stretto.engines.native.admission import CACHE_SHARE
 from stretto.placement.devices import GB, Device
 from stretto.planner.candidate import Candidate, DeviceGroup, Source
 from stretto.planner.cost import memory
@@ -38,6 +39,8 @@ class GroupMemory:
     """Tokens that the caches of a lane may hold; 0 where nothing generates."""
     token: float
     """Bytes that a token of cache takes on one rank."""
+    share: float | None = None
+    """Of a device's memory what caches may take, where the native engine is to be told; none elsewhere."""
 
     @property
     def usable(self) -> float:
@@ -69,6 +72,11 @@ class MemoryFit:
     def pool(self) -> float:
         """Tokens that the caches of a lane may hold."""
         return min(room.pool for room in self.sides if "generate" in room.side.roles)
+
+    @property
+    def share(self) -> float | None:
+        """Of a device's memory what the caches of every lane may take; none where no engine is told."""
+        return min((room.share for room in self.sides if room.share is not None), default=None)
 
     @property
     def fits(self) -> bool:
@@ -114,13 +122,14 @@ class FixedMemory:
     side: DeviceGroup
     """The devices, and the roles that they serve."""
     device: Device
-    """As in `GroupMemory`, like `asleep`, `pool` and `token`."""
+    """As in `GroupMemory`, like `asleep` and `token`."""
     beside: Mapping[str, RankMemory]
     """Role -> what a device holds while it works, but for what the work itself takes."""
     publish: RankMemory | None
     """What it holds while weights are published; none if that is no phase of its own."""
     asleep: float
-    pool: float
+    free: float
+    """Bytes that are left for caches while it generates."""
     token: float
 
 
@@ -142,9 +151,34 @@ class MemoryFits:
         phases = {role: self._working(choice, side, role) + still.beside[role] for role in side.roles}
         if still.publish is not None:
             phases["publish"] = still.publish
+        free, share = still.free, None
+        if "generate" in side.roles and self._tells(still.device):
+            share = self._share(choice, still, phases)
+            free = share * still.device.memory
+        ranks = choice.lane.mesh.dp
         return GroupMemory(
-            side=side, device=still.device, phases=phases, asleep=still.asleep, pool=still.pool, token=still.token
+            side=side,
+            device=still.device,
+            phases=phases,
+            asleep=still.asleep,
+            pool=max(0.0, free * ranks / still.token) if still.token else 0.0,
+            token=still.token,
+            share=share,
         )
+
+    def _tells(self, device: Device) -> bool:
+        """Whether a plan says what share of such a device the native engine may take, as the recipe does not."""
+        work = self.setting.workload
+        return work.graphs is not None and work.share is None and device.kind.has_own_memory
+
+    def _share(self, choice: Candidate, still: FixedMemory, phases: Mapping[str, RankMemory]) -> float:
+        """What every phase leaves, because caches stay where they are while others work, unless they sleep; and as much
+        as an engine takes that is told nothing, if that has room while it generates: others then ask it to leave."""
+        memory_of = still.device.memory
+        moves = choice.sleeps and not choice.streamed
+        most = max(held.total for role, held in phases.items() if role == "generate" or not moves)
+        left = memory.USABLE - most / memory_of
+        return max(0.0, math.floor(1000 * max(left, min(CACHE_SHARE, still.free / memory_of))) / 1000)
 
     def still(self, choice: Candidate) -> tuple[FixedMemory, ...]:
         """What all choices have in common that differ from this one in their micro-batches and recomputing alone."""
@@ -184,20 +218,22 @@ class MemoryFits:
             publish = (publish or awake) + RankMemory(gradients=resident["train"].gradients)
         sleeping = [held for role, held in resident.items() if len(side.roles) > 1] if moves else []
         sleeping += [] if waiting is NOTHING else [waiting]
-        pool = token = 0.0
+        free = token = 0.0
         if "generate" in side.roles:
             site = self._site(choice, side, "generate")
             token = costs.cache_bytes(work.shapes["generate"], site, 1.0, work.precision)
             free = memory.USABLE * device.memory - (self._working(choice, side, "generate") + beside["generate"]).total
-            free = free if work.share is None else min(free, work.share * device.memory)
-            pool = max(0.0, free * site.mesh.dp / token)
+            share = work.share
+            if share is None and work.graphs is not None and not self._tells(device):
+                share = CACHE_SHARE
+            free = free if share is None else min(free, share * device.memory)
         return FixedMemory(
             side=side,
             device=device,
             beside=beside,
             publish=publish,
             asleep=memory.asleep(sleeping, 1) if sleeping else 0.0,
-            pool=pool,
+            free=free,
             token=token,
         )
 

@@ -1,8 +1,7 @@
 """Seconds that a stage takes on a cell: forwards, training, prefill, one tick of decoding, publishing, switching.
 
-Arithmetic and traffic are added, collectives are added where nothing hides them. It measures nothing and simulates
-nothing: devices come from `devices`, constants from `rates`, sizes from `shapes`, how much there is from `load`; lanes
-and strategies are put together elsewhere (`lane`, `closed`, and the scheduler on its virtual clock).
+Arithmetic and traffic are added, collectives are added where nothing hides them. Devices come from `devices`, constants
+from `rates`, sizes from `shapes`; lanes and strategies are put together by the scheduler on its virtual clock.
 """
 
 from __future__ import annotations
@@ -75,6 +74,8 @@ class Costs:
     """Shares of peaks and delays."""
     widens: bool = True
     """Whether an engine makes weights in few bits wide for a product, as the native one does."""
+    graphs: bool | None = None
+    """Whether the native engine records what steps it can; none for engines that record all of them."""
 
     def compute(
         self, shape: ModelShape, site: Site, load: TokenLoad, *, adapter: int = 0, precision: Precision = "bfloat16"
@@ -254,8 +255,7 @@ class Costs:
 
     def bubble(self, site: Site, micro: float) -> float:
         """How much longer a pipeline takes because it fills and drains: (p - 1) / (v m) (Narayanan et al. 2021)."""
-        mesh = site.mesh
-        return 1 + (mesh.pp - 1) / (mesh.stages * micro)
+        return 1 + (site.mesh.pp - 1) / (site.mesh.stages * micro)
 
     def uneven(self, site: Site, load: TokenLoad) -> float:
         """How much more than its share the busiest rank has, because a sequence is not cut in two.
@@ -307,9 +307,8 @@ class Costs:
     ) -> float:
         """One token for each of `batch` sequences of this mean length on one lane (the ranks of `site`).
 
-        Bound by reading weights and caches, or by products (Pope et al. 2022), on top of what launching kernels,
-        scheduling and sampling cost however small the batch is, plus two all-reduces per layer. `batch` is spread over
-        the data parallel ranks of the lane; with pipeline stages that many groups take turns.
+        Bound by reading weights and caches, or by products (Pope et al. 2022), on top of launches, scheduling and
+        sampling. `batch` is spread over the data parallel ranks; of pipeline stages that many groups take turns.
         """
         own = batch / (site.mesh.dp * site.mesh.pp)
         cache = own * self.cache_bytes(shape, site, context, precision)
@@ -317,11 +316,12 @@ class Costs:
 
     def decoding(self, shape: ModelShape, site: Site, batch: float, *, precision: Precision = "bfloat16") -> Decoding:
         """What a tick of so many sequences takes, but for reading their caches."""
-        mesh = site.mesh
+        mesh, rates = site.mesh, self.rates
         own = batch / (mesh.dp * mesh.pp)
-        ceiling = site.device.matmul * self.rates.matmul_share * self.gain(site, precision)
+        ceiling = site.device.matmul * rates.matmul_share * self.gain(site, precision)
         products = 2 * shape.active_params * own / mesh.tp / ceiling
-        fixed = self.rates.tick + self.rates.tick_layer * shape.layers + self.rates.tick_request * own
+        layer = rates.tick_layer if self.records(shape, site) else max(rates.tick_layer, rates.plain_layer)
+        fixed = rates.tick + layer * shape.layers + rates.tick_request * own
         moved = TokenLoad(tokens=batch / mesh.pp, pairs=0.0, sequences=batch)
         messages = self.messages(shape, site, moved, 1.0, precision) * mesh.pp
         if mesh.gathers:
@@ -329,17 +329,20 @@ class Costs:
         return Decoding(
             weights=self.weight_bytes(shape, site, batch / mesh.pp, precision, moved=True),
             bandwidth=site.device.bandwidth,
-            share=self.rates.decode_share,
+            share=rates.decode_share,
             products=products,
             fixed=fixed,
             messages=messages,
         )
 
-    def turn(self, devices: int) -> float:
-        """What a stage costs the devices that serve it besides its work, however little that is.
+    def records(self, shape: ModelShape, site: Site) -> bool:
+        """Whether a GPU replays decode steps from recordings: the native engine has none of lanes, nor of experts."""
+        alone = site.device.kind.has_own_memory and site.mesh.devices == 1
+        return self.graphs is None or (self.graphs and alone and not shape.experts)
 
-        All are called at once and the slowest is waited for, which takes longer by about as much with each doubling.
-        """
+    def turn(self, devices: int) -> float:
+        """What a stage costs the devices that serve it besides its work: all are called at once and the slowest is
+        waited for, which takes longer by about as much with each doubling."""
         return self.rates.phase * (1 + math.log2(devices))
 
     def move(self, size: float, site: Site) -> float:

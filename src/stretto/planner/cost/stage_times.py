@@ -11,16 +11,29 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import TypedDict
 
+from stretto.engines.native.admission import most_at_once, taken_by
 from stretto.placement.plan import Plan
 from stretto.planner.candidate import Candidate, DeviceGroup
 from stretto.planner.cost.decode_time import Decoding
+from stretto.planner.cost.memory import USABLE, generating
 from stretto.planner.cost.mesh import Site
 from stretto.planner.cost.shapes import ModelShape
 from stretto.planner.cost.step_end import StepEnd, StepEnds
 from stretto.planner.cost.token_load import TokenLoad
 from stretto.planner.problem import PlanningProblem
 from stretto.scheduler.records import UPDATE, MoveRollouts, RolloutId, StageWork, role_of
+
+
+class Admitted(TypedDict):
+    """What is asked of `engines.native.admission`."""
+
+    samples: int
+    prompt: int
+    most: int
+    recorded: bool
+
 
 SLOTS = 1024
 """Most answers that one rank of an engine generates at a time."""
@@ -101,8 +114,43 @@ class StageTimes:
         return self.known[key]
 
     def slots(self, choice: Candidate, pool: float) -> int:
-        """How many answers a lane may generate at a time: as many as its caches hold once they are in full swing."""
-        return max(1, int(min(pool / self.live, SLOTS * choice.lane.mesh.dp)))
+        """How many answers a lane may generate at a time: as many as its caches hold once they are in full swing; in
+        the native engine, as many as there is room for however long they become."""
+        lanes = choice.lane.mesh.dp
+        if self.setting.workload.graphs is None:
+            return max(1, int(min(pool / self.live, SLOTS * lanes)))
+        site = self._generating(choice)
+        key = ("slots", site, min(pool, self._most(site)))
+        if key not in self.known:
+            self.known[key] = lanes * most_at_once(key[-1] / lanes, **self._asked(site))
+        return int(self.known[key])
+
+    def cached(self, choice: Candidate, answers: int, tokens: float) -> float:
+        """Tokens of cache that a lane takes for so many answers, which have so many tokens together at most. What a CPU
+        has set aside and does not use takes no memory."""
+        work, lanes = self.setting.workload, choice.lane.mesh.dp
+        if work.graphs is None or not self.setting.ordered[0][1].kind.has_own_memory:
+            return tokens
+        return lanes * float(taken_by(-(-answers // lanes), **self._asked(self._generating(choice))))
+
+    def _generating(self, choice: Candidate) -> Site:
+        """One of the cells that generate."""
+        return self.setting.site(choice.lane, *choice.places(self.setting.workload.roles)["generate"])
+
+    def _most(self, site: Site) -> float:
+        """Tokens that a lane has room for if nothing else is on its devices."""
+        work, key = self.setting.workload, ("most", site)
+        if key not in self.known:
+            shape, precision = work.shapes["generate"], work.precision_of("generate")
+            free = USABLE * site.device.memory - generating(shape, site, 0.0, precision=precision).total
+            each = self.costs.cache_bytes(shape, site, 1.0, work.precision)
+            self.known[key] = max(0.0, free) * site.mesh.dp / each
+        return self.known[key]
+
+    def _asked(self, site: Site) -> Admitted:
+        """What the native engine is asked for."""
+        work, recorded = self.setting.workload, self.costs.records(self.setting.workload.shapes["generate"], site)
+        return {"samples": work.samples, "prompt": work.prompt, "most": work.lengths.cap, "recorded": recorded}
 
     def _generate(self, site: Site, groups: int, lanes: int, slots: int) -> float:
         """A round of so many groups."""

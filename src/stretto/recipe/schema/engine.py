@@ -24,7 +24,7 @@ class EngineSection(Choice):
     speculate: Literal["auto"] | bool = "auto"
     """Draft tokens where decoding is bound by latency."""
     memory_share: Literal["auto"] | Share = "auto"
-    """Share of the device's memory for the KV cache."""
+    """Share of the device's memory for the KV cache; auto: what the plan says, or a quarter."""
 
 
 class NativeEngineSection(EngineSection):
