@@ -8,7 +8,7 @@ batches open there; both sides of a comparison are then posed with the same assu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 
@@ -122,8 +122,9 @@ class Published(StepWorkload):
 
 def four_models(shape: ModelShape, gpus: int, costs: Costs) -> dict[str, Forecast]:
     """Label -> the best plans of HybridFlow's workload on A100, for all ways to group the four models."""
+    shapes = {role: replace(shape, speaks=role not in ("reward", "value", "fit")) for role in PPO}
     work = Published(
-        shapes=dict.fromkeys(PPO, shape), prompts=BATCH, samples=1, updates=UPDATES, prompt=PROMPT,
+        shapes=shapes, prompts=BATCH, samples=1, updates=UPDATES, prompt=PROMPT,
         lengths=LengthDistribution(mean=RESPONSE, sigma=0.0, cap=RESPONSE), adapter=0,
         reading=frozenset({"generate", "value"}),
         precision="bfloat16", base="bfloat16", recompute=True, nccl=True,
