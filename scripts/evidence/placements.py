@@ -8,9 +8,10 @@ batches open there; both sides of a comparison are then posed with the same assu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
+from typing import Any
 
 from answers import answer
 from cases import Case, Row, family, pool_tokens, pose
@@ -120,10 +121,19 @@ class Published(StepWorkload):
         return tuple(stage for stage in super().stages if stage != "old")
 
 
+class Megatron(Costs):
+    """HybridFlow's trainers: ranks keep their weights; gradients are scattered and weights gathered at each update."""
+
+    def update(self, shape: ModelShape, site: Site, **how: Any) -> float:
+        """As of a sharded optimizer."""
+        return super().update(shape, replace(site, mesh=replace(site.mesh, zero=min(site.mesh.zero, 1))), **how)
+
+
 def four_models(shape: ModelShape, gpus: int, costs: Costs) -> dict[str, Forecast]:
     """Label -> the best plans of HybridFlow's workload on A100, for all ways to group the four models."""
+    shapes = {role: replace(shape, speaks=role not in ("reward", "value", "fit")) for role in PPO}
     work = Published(
-        shapes=dict.fromkeys(PPO, shape), prompts=BATCH, samples=1, updates=UPDATES, prompt=PROMPT,
+        shapes=shapes, prompts=BATCH, samples=1, updates=UPDATES, prompt=PROMPT,
         lengths=LengthDistribution(mean=RESPONSE, sigma=0.0, cap=RESPONSE), adapter=0,
         reading=frozenset({"generate", "value"}),
         precision="bfloat16", base="bfloat16", recompute=True, nccl=True,
@@ -133,7 +143,7 @@ def four_models(shape: ModelShape, gpus: int, costs: Costs) -> dict[str, Forecas
         Variant(strategy="interleave", fractions=PRESETS["I2"]),
         Variant(strategy="interleave", groups=True),
     )
-    setting = PlanningProblem(workload=work, cluster=parse_cluster(f"{gpus}xA100"), costs=costs)
+    setting = PlanningProblem(workload=work, cluster=parse_cluster(f"{gpus}xA100"), costs=Megatron(rates=costs.rates))
     return {forecast.choice.label: forecast for forecast in search(setting, variants).best}
 
 

@@ -31,7 +31,7 @@ def evidence():
 def errors(evidence):
     """Metric -> family -> relative errors of every row that can be posed."""
     cases, answers, _ = evidence
-    found, costs = defaultdict(lambda: defaultdict(list)), Costs(rates=cases.PUBLISHED)
+    found, costs = defaultdict(lambda: defaultdict(list)), cases.costs_of(cases.PUBLISHED)
     for row in cases.rows():
         case = cases.pose(row)
         if not isinstance(case, str) and row["usable"] == "yes":
@@ -58,7 +58,7 @@ def test_hand_overs_of_weights_are_within_a_factor_of_one_and_a_half(evidence):
     for row in cases.rows():
         case = cases.pose(row)
         if row["metric"].startswith("weight_sync_time") and not isinstance(case, str):
-            factors.append(math.exp(abs(math.log(answers.answer(case, Costs(rates=cases.PUBLISHED)) / case.value))))
+            factors.append(math.exp(abs(math.log(answers.answer(case, cases.costs_of(cases.PUBLISHED)) / case.value))))
     assert len(factors) == 15
     assert median(factors) < 1.5
 
@@ -76,7 +76,7 @@ def test_a_row_that_says_too_little_is_not_posed_and_says_why(evidence):
 def test_nine_of_ten_published_comparisons_have_the_right_sign(evidence):
     cases, _, placements = evidence
     rows = cases.rows()
-    costs = Costs(rates=cases.PUBLISHED)
+    costs = cases.costs_of(cases.PUBLISHED)
     signs = [*placements.compared(rows, costs), *placements.narrower_lanes(rows, costs)]
     assert len(signs) > 35
     assert sum(sign.right for sign in signs) >= 0.9 * len(signs)
@@ -95,5 +95,5 @@ def test_the_best_lanes_are_narrower_than_those_that_train(evidence):
 def test_colocating_wins_on_few_devices_and_splitting_on_many(evidence):
     cases, _, placements = evidence
     rows = [row for row in cases.rows() if row["gpus"] in ("64", "96")]  # where it changes; the script does them all
-    best = list(placements.best_placements(rows, Costs(rates=cases.PUBLISHED)))
+    best = list(placements.best_placements(rows, cases.costs_of(cases.PUBLISHED)))
     assert [sign.right for sign in best] == [True] * 4

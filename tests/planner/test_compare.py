@@ -59,6 +59,11 @@ def test_its_plan_says_who_sleeps_and_passes_every_rule():
     assert not any("sleeps" in told for told in choice.waits_for(setting.workload))
 
 
+def slowly(forecast):
+    """Its stages, generating all the time."""
+    return {**forecast.stages, "generate": forecast.step * 3}
+
+
 def test_the_parts_of_a_step_add_up_and_the_largest_is_the_reason():
     setting = setting_of("4xH100", "qwen2.5-3b")
     prices, rooms = StageTimes(setting), MemoryFits(setting)
@@ -69,6 +74,12 @@ def test_the_parts_of_a_step_add_up_and_the_largest_is_the_reason():
     for forecast in (usual, streamed):
         assert sum(parts_of(forecast, setting.workload).values()) == pytest.approx(forecast.step)
     assert usual_of(streamed, (streamed, usual)) is usual and usual_of(usual, (streamed, usual)) is None
+    lanes = ModelSplit(tp=4), ModelSplit(dp=2, tp=2)
+    narrow, alike = (
+        replace(streamed, choice=replace(streamed.choice, lane=lane), slots=setting.workload.answers) for lane in lanes
+    )
+    told = slower_because(replace(narrow, stages=slowly(narrow), step=usual.step * 3), alike, setting.workload)
+    assert told is not None and "lanes of 4 devices, cut otherwise, are what fits" in told
     slow = replace(streamed, step=usual.step * 1.5)
     told = slower_because(slow, usual, setting.workload)
     assert told is not None and told.startswith("50.0% slower than flatten") and "waiting" in told

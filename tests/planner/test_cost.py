@@ -52,7 +52,8 @@ def test_training_costs_three_forwards_with_frozen_weights_two_and_recomputing_o
     assert costs.train(DENSE, site(), load) == pytest.approx(3 * forward + update)
     assert costs.train(DENSE, site(), load, recompute=True) == pytest.approx(4 * forward + update)
     frozen = costs.train(DENSE, site(), load, adapter=16) - costs.update(DENSE, site(), adapter=16)
-    assert frozen == pytest.approx(2 * costs.compute(DENSE, site(), load, adapter=16))
+    attention = costs.compute(DENSE, site(), replace(load, tokens=0.0))  # no part of which is spared
+    assert frozen == pytest.approx(2 * costs.compute(DENSE, site(), load, adapter=16) + attention)
     assert 2 * forward < frozen < 3 * forward
 
 
@@ -183,6 +184,16 @@ def test_sharded_weights_are_gathered_for_every_micro_batch():
     gathered = Costs().gathers(DENSE, there, "bfloat16")
     assert gathered == pytest.approx(2 * DENSE.params * 7 / 8 / (H100.link * Rates().link_share), rel=0.01)
     assert Costs().forward(DENSE, there, load) == pytest.approx(gathered)
+
+
+@pytest.mark.parametrize(("adapter", "trained"), [(0, DENSE.params), (16, 16 * DENSE.linear_inputs)])
+def test_gradients_of_shards_are_scattered_in_every_backward_and_added_up_once_over_cells(adapter, trained):
+    costs, there, load = Costs(rates=BARE), site(devices=8, zero=3), TokenLoad.sequence(1, count=8)
+    moved = 7 / 8 * (2 * 2 * DENSE.params + 4 * trained) / H100.link
+    assert costs.accumulate(DENSE, there, load, adapter=adapter) == pytest.approx(moved)
+    once, twice = (costs.update(DENSE, there, adapter=adapter, cells=cells) for cells in (1, 2))
+    assert once == pytest.approx(28 * trained / 8 / H100.bandwidth)
+    assert twice - once == pytest.approx(4 * trained / 8 / H100.nic), "to the other host, each rank its shard"
 
 
 def test_experts_over_ranks_wait_for_the_popular_ones():

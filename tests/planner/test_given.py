@@ -11,10 +11,13 @@ from stretto.errors import RecipeError
 from stretto.placement.baselines import BASELINES
 from stretto.placement.strategies import STRATEGIES
 from stretto.placement.written import plan_of_file, plan_of_mapping, plan_of_texts
+from stretto.planner import sensitivity
+from stretto.planner.cost.lengths import LengthDistribution
 from stretto.planner.enumerate import Variant
 from stretto.planner.given import forecast_given
 from stretto.planner.search import search, variants_of
 from stretto.planner.simulate import Forecast
+from stretto.planner.whole_run import step_spread
 from stretto.recipe.schema import Placement
 
 
@@ -85,6 +88,18 @@ def test_roles_lie_on_any_devices_of_which_some_order_has_them_side_by_side():
     }
 
 
+def test_what_hangs_on_it_is_asked_on_the_devices_where_it_lies():
+    setting = setting_of("2xH800+2xH20", lengths=LengthDistribution(mean=400.0, sigma=0.0, cap=400))
+    assert setting.names[0].startswith("host1")  # what has most bandwidth for its arithmetic generates first
+    yours = priced(setting, "generate=0-1", "train=2-3", "flow=streamed")
+    (usual,) = search(setting, (Variant(strategy="separate"),)).best
+    assert usual.step < yours.step
+    assert step_spread(yours, setting) == step_spread(usual, setting) == 0
+    ahead = sensitivity._Ahead(setting, usual, yours)
+    assert ahead.by_simulation(sensitivity.CONSTANTS[0], 1.0) == pytest.approx(yours.step - usual.step)
+    assert ahead.by_closed_forms(sensitivity.CONSTANTS[0], 1.0) == pytest.approx(yours.step - usual.step)
+
+
 @pytest.mark.parametrize(
     ("texts", "field", "reason"),
     [
@@ -93,6 +108,7 @@ def test_roles_lie_on_any_devices_of_which_some_order_has_them_side_by_side():
         (["train=0-8", "generate=all"], "--mesh: train", "there is no device '0-8' among 8"),
         (["train=all:dp_shard=3", "generate=all"], "--mesh: train", "do not divide the 8"),
         (["train=all:tp=x", "generate=all"], "--mesh: train", "whole numbers"),
+        (["train=all:tp=²", "generate=all"], "--mesh: train", "whole numbers"),
         (["train=all", "generate=all", "flow=sideways"], "--mesh: flow", "no flow"),
         (["train=all"], "--mesh", "no cell serves the stage generate"),
         (["train=all", "generate=all", "reward=all"], "--mesh: reward", "has no work"),
@@ -158,3 +174,8 @@ def test_the_program_shows_them_in_the_same_table(tmp_path, capsys):
     assert all(plan["runs_today"] == (not plan["waits_for"]) for plan in plans if plan["strategy"] == "yours")
     assert main([*asked, "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["problems"][0]["field"] == "--mesh"
+    alone = ["plan", str(recipe), "--cluster", "1xH100", "--strategy", "separate", "model.shape=qwen2.5-0.5b", "--json"]
+    assert main(alone) == 2
+    assert "nothing fits" in capsys.readouterr().out
+    assert main([*alone, "--mesh", "train=all", "--mesh", "generate=all"]) == 0
+    assert [plan["strategy"] for plan in json.loads(capsys.readouterr().out)["plans"]] == ["yours"]

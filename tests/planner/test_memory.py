@@ -70,6 +70,8 @@ def test_a_base_in_few_bits_is_made_wide_one_matrix_at_a_time():
     )
     assert four.gathered - plain.gathered == 2 * SHAPE.hidden * SHAPE.ffn
     assert eight.gathered - plain.gathered == 2 * SHAPE.hidden * SHAPE.ffn, "what comes out is scaled"
+    processor = Site(device=find_device("cpu"), mesh=Mesh(devices=1))
+    assert memory.widened(SHAPE, processor, "fp8") == 6 * SHAPE.hidden * SHAPE.ffn, "whose bits are moved"
 
 
 def test_a_head_that_is_trained_has_its_gradient_in_fp32_beside_each_chunks():

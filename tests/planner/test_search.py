@@ -188,17 +188,16 @@ def test_a_reference_that_reads_the_policy_on_half_of_the_devices_bounds_the_cel
     assert best.choice.train.width <= 2
 
 
-def test_a_mixture_that_fits_once_trains_and_generates_with_the_same_experts():
+def test_a_mixture_has_its_experts_once_more_in_an_engine_of_its_own():
     work = workload(
         "deepseek-v3", prompts=64, samples=16, adapter=32, base="fp8", engine="vllm",
         lengths=LengthDistribution(mean=3000.0, sigma=1.1, cap=20480),
     )  # fmt: skip
     setting = PlanningProblem.of(work, parse_cluster("6x8xH100"))
     (best,) = search(setting, tuple(v for v in ALL if v.strategy == "elastic")).best
-    assert best.choice.lane.ep == best.choice.train.ep > 1
-    assert best.choice.source("generate", work) == "gather"
-    twice = 2 * 1.03 * work.shapes["train"].routed_params / best.choice.lane.ep
-    assert best.held(best.room.sides[0])[1].weights < twice
+    assert best.choice.source("generate", work) == "own"
+    once = 1.03 * work.shapes["train"].routed_params / best.choice.devices
+    assert best.room.sides[0].phases["publish"].weights > 2 * once
 
 
 @pytest.mark.parametrize(

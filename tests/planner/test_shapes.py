@@ -109,6 +109,22 @@ def test_a_config_of_latent_attention_and_experts_is_understood(tmp_path):
     assert read_config(path).params == named_shape("deepseek-v3").params
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("gemma3-4b", {"model_type": "gemma3_text", "sliding_window": 1024}),
+        ("gemma3-1b", {"model_type": "gemma3_text", "sliding_window": 512, "sliding_window_pattern": 6}),
+        ("gemma2-2b", {"model_type": "gemma2", "sliding_window": 4096}),
+        ("gpt-oss-20b", {"layer_types": ["sliding_attention", "full_attention"] * 12, "sliding_window": 128}),
+        ("qwen2.5-7b", {"use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 28}),
+    ],
+)
+def test_a_folder_knows_windows_as_the_name_does(tmp_path, name, values):
+    known = named_shape(name)
+    told = read_config(config(tmp_path, num_hidden_layers=known.layers, **values))
+    assert (told.windowed_layers, told.window) == (known.windowed_layers, known.window)
+
+
 @pytest.mark.parametrize("values", [{"hidden_size": None}, {"hidden_size": -3}, {"num_hidden_layers": "two"}])
 def test_a_config_that_lacks_sizes_or_lies_is_refused(tmp_path, values):
     config(tmp_path, **values)

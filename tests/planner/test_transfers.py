@@ -68,11 +68,13 @@ def test_to_other_hosts_all_cards_of_a_host_take_in_what_it_needs_together():
 def test_an_engine_of_its_own_takes_tensor_by_tensor_and_the_native_one_does_not():
     apart = own_route(TensorPath.IPC, engine_apart=True)
     calls = -(-SIZE // apart.bucket)
-    took = handed(apart)
+    took = handed(replace(apart, files=False))
     assert took.gather == pytest.approx(1e-4 * DENSE.tensors)
     assert took.load == pytest.approx(1e-4 * DENSE.tensors + 1e-3 * calls)
     assert took.besides == 0.5
     assert handed(own_route(TensorPath.IPC, engine_apart=False)).load == 0
+    filed = handed(own_route(TensorPath.FILE, engine_apart=True))
+    assert (filed.send, filed.load) == (0, pytest.approx(took.load + 2 * SIZE / H100.host_link + SIZE / 2e9))
 
 
 def test_a_tensor_at_a_time_costs_a_call_each():

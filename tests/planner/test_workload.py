@@ -1,6 +1,7 @@
 """From a recipe to what is planned: shapes from names, numbers and files; lengths stated, recorded or assumed."""
 
 import json
+from dataclasses import replace
 
 import gguf
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from stretto.api.recipes import recipe_to_plan
 from stretto.errors import RecipeError
 from stretto.placement.cluster import parse_cluster
+from stretto.planner.cost.shapes import named_shape
 from stretto.planner.forecast import choose
 from stretto.planner.model_shapes import shape_of_model
 from stretto.planner.problem import PlanningProblem
@@ -50,6 +52,8 @@ def test_a_gguf_file_says_whether_it_has_a_head_of_its_own(tied, tmp_path):
     for key, number in {"block_count": 2, "embedding_length": 64, "feed_forward_length": 128}.items():
         writer.add_uint32(f"llama.{key}", number)
     writer.add_uint32("llama.attention.head_count", 4)
+    if tied:
+        writer.add_uint32("llama.attention.sliding_window", 32)  # which means nothing of this family
     writer.add_token_list([str(number) for number in range(100)])
     for name in ("token_embd.weight", *(() if tied else ("output.weight",))):
         writer.add_tensor(name, np.zeros((100, 64), dtype=np.float32))
@@ -58,7 +62,7 @@ def test_a_gguf_file_says_whether_it_has_a_head_of_its_own(tied, tmp_path):
     writer.write_tensors_to_file()
     writer.close()
     shape = shape_of_model(ModelSection(name="m.gguf"), tmp_path, field="model.name")
-    assert (shape.vocab, shape.tied) == (100, tied)
+    assert (shape.vocab, shape.tied, shape.windowed_layers) == (100, tied, 0)
 
 
 def test_a_gguf_file_says_its_sizes(planned):
@@ -108,8 +112,10 @@ def test_roles_follow_from_the_recipe(planned):
     ppo = planned("algorithm.name=ppo", "roles.critic={}", "roles.reward_model={shape: llama-7b}")
     assert ppo.reading == {"generate", "value"}, "values are read off the critic that is trained"
     assert ppo.roles == {"generate", "train", "value", "fit", "reward"}
-    assert ppo.shapes["fit"] is ppo.shapes["train"]
-    assert ppo.shapes["reward"].name == "llama-7b"
+    policy, critic, reward = (ppo.shapes[role] for role in ("train", "fit", "reward"))
+    assert critic == replace(policy, speaks=False), "one number instead of one for each word"
+    assert (critic.params, critic.active_params) == (policy.params, policy.active_params - policy.embedding_params)
+    assert (reward.name, reward.params) == ("llama-7b", named_shape("llama-7b").params - reward.embedding_params)
 
 
 def test_lengths_are_stated_or_assumed_and_then_said(planned):

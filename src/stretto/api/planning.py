@@ -63,7 +63,7 @@ class ForecastPlan:
     why: str
     """What decides about its seconds, in words; of the best plan also on which constant its place hangs."""
     paths: Mapping[str, str]
-    """How `gradients` and `weights` pass between devices: shared, ipc, nccl or gloo."""
+    """How `gradients` and `weights` pass between devices: shared, file, nccl or gloo."""
     turns: Mapping[str, Any] | None
     """Of the best plan, the constant on which its place hangs, its value and where it turns; none if none is near."""
     runs_today: bool
@@ -130,7 +130,7 @@ def planned(
 ) -> Plans:
     """The plans of a recipe; a RecipeError where none fits, with the smallest cluster that has one.
 
-    `cells` is a placement of the user's own: a file, what a file holds, or texts of --mesh.
+    `cells` is a placement of the user's own: a file, what a file holds, or texts of --mesh. It may be all that fits.
     """
     if strategy not in (None, *STRATEGIES):
         raise RecipeError.of("--strategy", f"there is no strategy {strategy!r}", f"use one of {', '.join(STRATEGIES)}")
@@ -149,7 +149,7 @@ def planned(
     asked = variants + tuple(Variant(strategy=name) for name in BASELINES if baselines)
     given = None if cells is None else _given(cells, setting)
     found = search(setting, asked)
-    if not found.best:
+    if not found.best and (given is None or measure):
         raise _nothing(found, setting, smallest_cluster(setting, variants))
     measured: dict[str, float] | None = None
     if measure:

@@ -18,8 +18,10 @@ class TensorPath(Enum):
     SHARED = "shared"
     GLOO = "gloo"
     NCCL = "nccl"
+    FILE = "file"
+    """To an engine's own process on the same machine."""
     IPC = "ipc"
-    """Between processes on one card. No plan has such processes; published systems have them, and are priced."""
+    """Between processes on one card. No plan of ours has it; published systems have, and are priced."""
 
     @property
     def sentence(self) -> str:
@@ -31,6 +33,7 @@ SENTENCES = {
     TensorPath.SHARED: "the same tensors",
     TensorPath.GLOO: "gloo, through host memory",
     TensorPath.NCCL: "nccl, from card to card",
+    TensorPath.FILE: "files in host memory, to the engine's own process",
     TensorPath.IPC: "CUDA IPC, on the same card",
 }
 """Each path in words."""

@@ -27,6 +27,9 @@ FLOWS = {"phased": DEFAULT, "streamed": "separate"}
 MESH = re.compile(r"(?P<role>[a-z]+)=(?P<devices>.+?)(?::(?P<mesh>[a-z_]+=.+))?")
 """train=0-7:dp_shard=8"""
 
+DEGREE = re.compile("[0-9]{1,9}")
+"""A number of devices."""
+
 
 def plan_of_file(path: Path, **about: Any) -> Plan:
     """The plan of a file; `about` is as in `plan_of_mapping`."""
@@ -57,7 +60,7 @@ def plan_of_texts(texts: Sequence[str], **about: Any) -> Plan:
             told[name] = value
             continue
         degrees = (part.partition("=") for part in (match["mesh"] or "").split(",") if part)
-        mesh = {key.strip(): int(number) if number.isdigit() else number for key, _, number in degrees}
+        mesh = {key.strip(): int(number) if DEGREE.fullmatch(number) else number for key, _, number in degrees}
         told[name] = {"devices": value, "mesh": mesh}
     return plan_of_mapping(told, field="--mesh", **about)
 

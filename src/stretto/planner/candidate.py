@@ -141,9 +141,10 @@ class Candidate:
         return self.laid[roles]
 
     def source(self, role: str, workload: StepWorkload) -> Source:
-        """Where a role's weights come from: the trainer's tensors where each of its cells lies within one of those."""
+        """Where a role's weights come from: the trainer's tensors where each of its cells lies within one of those. An
+        engine with a process of its own has its own."""
         update = "fit" if role == "value" else "train"
-        if role not in workload.reading:
+        if role not in workload.reading or (role == "generate" and workload.engine_apart):
             return "own"
         places = self.places(workload.roles)
         (first, count), (start, many) = places[role], places[update]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from stretto.placement.baselines import record_of
 from stretto.placement.strategies import DEFAULT, STRATEGIES
+from stretto.planner.problem import ModelSplit
 from stretto.planner.simulate import Forecast
 from stretto.planner.workload import StepWorkload
 from stretto.scheduler.records import role_of
@@ -65,8 +66,7 @@ def _generating(mine: Forecast, other: Forecast, work: StepWorkload) -> str:
     if held < min(there, work.answers):
         return f"caches hold {held} answers at a time, not {there}, because what trains stays beside them"
     if mine.choice.lane != other.choice.lane:
-        ours, theirs = mine.choice.lane.width, other.choice.lane.width
-        return f"lanes of {ours} devices, not of {theirs}, are what fits beside what trains"
+        return f"lanes of {_apart(mine.choice.lane, other.choice.lane)}, are what fits beside what trains"
     return "lanes read prompts again that move"
 
 
@@ -76,10 +76,14 @@ def _training(mine: Forecast, other: Forecast, work: StepWorkload) -> str:
     if mine.choice.budget < other.choice.budget:
         return f"micro-batches of {mine.choice.budget} tokens, not {other.choice.budget}, are what has room"
     if mine.choice.train != other.choice.train:
-        ours, theirs = mine.choice.train, other.choice.train
-        told = f"{ours.width} devices, not {theirs.width}" if ours.width != theirs.width else "as many, cut otherwise"
+        told = _apart(mine.choice.train, other.choice.train)
         return f"its training cells have {told}, so that they fit beside engines that stay"
     return "pieces are packed of groups as they finish, so they are smaller and dealt out less evenly"
+
+
+def _apart(mine: ModelSplit, other: ModelSplit) -> str:
+    """How many devices a cell has, and how the other is different."""
+    return f"{mine.width} devices, {'cut otherwise' if mine.width == other.width else f'not {other.width}'}"
 
 
 def _waiting(mine: Forecast, other: Forecast, work: StepWorkload) -> str:

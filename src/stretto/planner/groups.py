@@ -139,7 +139,7 @@ class GroupedCandidates:
         """Every way to divide a role on these devices, alone on them."""
         work, host = self.setting.workload, self.setting.together(first, count)
         usual = Candidate(strategy=DEFAULT, devices=count, budget=budget)
-        side = DeviceGroup(roles=(role,), first=first, size=count)
+        side, place = DeviceGroup(roles=(role,), first=first, size=count), (first, count)
         for split in self._splits(role, count, host):
             choice = replace(usual, lane=split) if role == "generate" else replace(usual, others=((role, split),))
             if role == "generate":
@@ -147,10 +147,10 @@ class GroupedCandidates:
             elif role in UPDATE:
                 forward = ["value"] if role == "fit" else []
                 valued = replace(choice, others=((role, split), ("value", split)))
-                seconds = sum(self.prices.stage(valued, side, stage) for stage in (*forward, role))
-                seconds += work.parts * self.prices.ends.update(choice, side, role)
+                seconds = sum(self.prices.stage(valued, place, stage) for stage in (*forward, role))
+                seconds += work.parts * self.prices.ends.update(choice, place, role)
             else:
-                seconds = self.prices.stage(choice, side, role)
+                seconds = self.prices.stage(choice, place, role)
             small = replace(choice, recompute=work.recompute is not False, sharded=not work.adapter, budget=self.least)
             held, needed = self.rooms.alone(small, side, role)
             if held + needed <= self._room(first, count):

@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from stretto.errors import RecipeError
-from stretto.models.gguf_header import has_head, read_sizes
+from stretto.models.gguf_header import has_head, read_header, read_sizes
 from stretto.models.plausible import implausible_gguf
 from stretto.models.source import locate
 from stretto.planner.cost.shapes import ModelShape, named_shape, read_config, shape_of
+from stretto.planner.cost.windows import windows_of
 from stretto.recipe.schema import ModelSection, RoleModel, Scratch, Shape
 
 SPECIAL = 6
@@ -79,8 +80,12 @@ def _of_gguf(path: Path, *, field: str) -> ModelShape:
         if why := implausible_gguf(told):
             raise ValueError(why)
         known = {ours: told[theirs] for ours, theirs in GGUF_KEYS.items() if theirs in told}
-        sizes = Shape(**known, tied=not has_head(path))
+        sizes, kind = Shape(**known, tied=not has_head(path)), read_header(path).architecture.replace("-", "_")
     except (OSError, ValueError) as wrong:
         reason = f"the sizes in {path.name} cannot be read: {str(wrong).splitlines()[0]}"
         raise RecipeError.of(field, reason, "give model.shape, as a well-known name or in numbers") from None
-    return replace(shape_of(sizes, field=field), name=path.stem, uncut=True)  # its family is not read here
+    shape = shape_of(sizes, field=field)
+    said = {name.removeprefix("attention."): number for name, number in told.items()}
+    windowed, window = windows_of(kind, shape.layers, said)
+    # Nothing was tried cut that came from such a file.
+    return replace(shape, name=path.stem, windowed_layers=windowed, window=window, uncut=True)

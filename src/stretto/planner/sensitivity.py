@@ -169,28 +169,32 @@ class _Ahead:
 
     def __init__(self, setting: PlanningProblem, first: Forecast, second: Forecast) -> None:
         self.setting, self.both = setting, (first, second)
-        prices = StageTimes(setting)
-        self.scales = [each.step / estimate(prices, each.choice, each.room.pool) for each in self.both]
+        self.scales = [
+            each.step / estimate(StageTimes(each.setting), each.choice, each.room.pool) for each in self.both
+        ]
         self.quick = setting.workload.answers * len(setting.names) <= QUICK
 
-    def _prices(self, constant: PriceConstant, factor: float) -> StageTimes:
-        rates = self.setting.costs.rates
+    def _prices(self, constant: PriceConstant, factor: float) -> list[tuple[Forecast, StageTimes]]:
+        """Each plan with prices on its own order of devices, which are the same where that is."""
+        rates, (first, second) = self.setting.costs.rates, self.both
         changed = {name: factor * getattr(rates, name) for name in constant.rates}
-        return StageTimes(self.setting.repriced(replace(self.setting.costs, rates=replace(rates, **changed))))
+        costs = replace(self.setting.costs, rates=replace(rates, **changed))
+        prices = StageTimes(first.setting.repriced(costs))
+        alike = second.setting is first.setting
+        return [(first, prices), (second, prices if alike else StageTimes(second.setting.repriced(costs)))]
 
     def by_closed_forms(self, constant: PriceConstant, factor: float) -> float:
         """Seconds; below zero where the second plan is first."""
-        prices = self._prices(constant, factor)
-        took = [
+        first, second = (
             scale * estimate(prices, each.choice, each.room.pool)
-            for scale, each in zip(self.scales, self.both, strict=True)
-        ]
-        return took[1] - took[0]
+            for scale, (each, prices) in zip(self.scales, self._prices(constant, factor), strict=True)
+        )
+        return second - first
 
     def by_simulation(self, constant: PriceConstant, factor: float) -> float:
         """The same."""
-        prices = self._prices(constant, factor)
-        first, second = (simulate(prices, each.choice, each.room).step for each in self.both)
+        priced = self._prices(constant, factor)
+        first, second = (simulate(prices, each.choice, each.room).step for each, prices in priced)
         return second - first
 
     def turns(self) -> Iterator[tuple[PriceConstant, float]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from stretto.placement.plan import Plan
@@ -41,8 +41,8 @@ class Forecast:
     """The candidate's plan."""
     room: MemoryFit
     """The candidate's memory."""
-    names: tuple[str, ...]
-    """Names of the devices, as the sides of that count them."""
+    setting: PlanningProblem = field(repr=False, compare=False)
+    """What was asked, with the devices in the order in which the plan uses them."""
     step: float
     """Seconds of a step; with staleness 1, of one that is neither the first nor the last."""
     stages: Mapping[str, float]
@@ -71,6 +71,11 @@ class Forecast:
     """How cells that train add up their gradients."""
     weights: TensorPath
     """How new weights get to those that generate."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the devices, as the sides of its memory count them."""
+        return self.setting.names
 
     @property
     def tokens_per_second(self) -> float:
@@ -206,7 +211,7 @@ def _forecast(
         choice=choice,
         plan=plan,
         room=room,
-        names=setting.names,
+        setting=setting,
         step=step,
         stages={stage: spent[stage] / serving[stage] for stage in ("generate", *work.stages) if stage in spent},
         ending=ending,

@@ -165,7 +165,7 @@ def forecast_run(
 def step_spread(forecast: Forecast, setting: PlanningProblem) -> float:
     """Standard deviation of a step's seconds over draws of lengths, as a share of their mean."""
     draws = DRAWS if len(setting.cluster) <= LARGE else FEW
-    return relative_spread([forecast.step, *(_again(forecast, setting, seed) for seed in range(1, 1 + draws))])
+    return relative_spread([forecast.step, *(_again(forecast, seed) for seed in range(1, 1 + draws))])
 
 
 def relative_spread(seconds: Sequence[float]) -> float:
@@ -173,10 +173,10 @@ def relative_spread(seconds: Sequence[float]) -> float:
     return stdev(seconds) / fmean(seconds) if len(seconds) > 1 else 0.0
 
 
-def _again(forecast: Forecast, setting: PlanningProblem, seed: int) -> float:
+def _again(forecast: Forecast, seed: int) -> float:
     """Seconds of a step of the same plan, with other lengths."""
-    work = replace(setting.workload, seed=setting.workload.seed + seed)
-    other = PlanningProblem.of(work, setting.cluster, source=setting.source)
+    work = forecast.setting.workload
+    other = replace(forecast.setting, workload=replace(work, seed=work.seed + seed))
     return simulate(StageTimes(other), forecast.choice, forecast.room).step
 
 

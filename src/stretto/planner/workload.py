@@ -58,6 +58,8 @@ class StepWorkload:
     """Precision of frozen weights below an adapter."""
     optimizer: str = "adamw"
     """Name of the optimizer."""
+    rounds_sums: bool = False
+    """True if gradients are added up over cells in bfloat16."""
     critic_shares: bool = False
     """True if that LoRA sits on the policy's own base."""
     critic_optimizer: str = "adamw"
@@ -233,6 +235,7 @@ def workload_of(recipe: Recipe, root: Path) -> StepWorkload:
         precision=recipe.model.dtype,
         base=base.get(recipe.model.quantize, recipe.model.dtype),
         optimizer=recipe.optimizer.name,
+        rounds_sums=recipe.optimizer.reduce == "bfloat16",
         recompute=None if recipe.optimizer.checkpointing == "auto" else recipe.optimizer.checkpointing,
         budget=None if batch.token_budget == "auto" else batch.token_budget,
         share=share if share != "auto" else CACHE_SHARE if vllm else None,
@@ -286,10 +289,11 @@ def _shapes(recipe: Recipe, root: Path) -> dict[str, ModelShape]:
         field = "roles.teacher" if roles.teacher else "roles.reference"
         shapes["reference"] = other(told, field) if isinstance(told, RoleModel) else policy
     if roles.reward_model is not None:
-        shapes["reward"] = other(roles.reward_model, "roles.reward_model")
+        shapes["reward"] = replace(other(roles.reward_model, "roles.reward_model"), speaks=False)
     if roles.critic is not None:
         few_bits = recipe.critic_shares_base and recipe.model.quantize != "none"
         critic = adapted(other(roles.critic, "roles.critic"), roles.critic.adapter, few_bits=few_bits)
+        critic = replace(critic, speaks=False)
         shapes |= {"value": critic} if roles.critic.optimizer is None else {"value": critic, "fit": critic}
     return shapes
 

@@ -10,12 +10,19 @@ WIDENED = {"fp8": 5.0, "int8": 5.0, "nf4": 4.6}
 HELD = {"fp8": 2.0, "int8": 2.0, "nf4": 2.0}
 """Bytes per weight of the matrix that is wide at the moment, in the type of the product."""
 
-FP8_BY_BITS = 30.0
-"""Bytes per weight that take as long as reading fp8 on CPUs, which cannot: measured beside int8's 3."""
+BY_BITS, HELD_BY_BITS = 30.0, 6.0
+"""Both of fp8 on CPUs, which cannot read it: its bits are moved one after the other, ten times the work of int8."""
 
 
 def widened_bytes(precision: str, kind: DeviceKind) -> float:
     """Bytes that a product moves per weight; 0 where nothing is made wide."""
-    if precision == "fp8" and not kind.has_matrix_units:
-        return FP8_BY_BITS
-    return WIDENED.get(precision, 0.0)
+    return BY_BITS if _by_bits(precision, kind) else WIDENED.get(precision, 0.0)
+
+
+def held_bytes(precision: str, kind: DeviceKind) -> float:
+    """Bytes per weight of the matrix that is wide at the moment; 0 where nothing is made wide."""
+    return HELD_BY_BITS if _by_bits(precision, kind) else HELD.get(precision, 0.0)
+
+
+def _by_bits(precision: str, kind: DeviceKind) -> bool:
+    return precision == "fp8" and not kind.has_matrix_units

@@ -12,7 +12,7 @@ from operator import add
 from typing import Literal, NamedTuple
 
 from stretto.placement.devices import GB
-from stretto.planner.cost.few_bits import HELD
+from stretto.planner.cost.few_bits import held_bytes
 from stretto.planner.cost.mesh import Site
 from stretto.planner.cost.seconds import BYTES, Costs, Precision, width
 from stretto.planner.cost.shapes import ModelShape
@@ -88,15 +88,9 @@ def weights(shape: ModelShape, site: Site, precision: Precision = "bfloat16") ->
     head are never stored in few bits."""
     mesh = site.mesh
     shards = mesh.sharding if mesh.zero == 3 else 1
-    plain = shape.embedding_params * (1 if shape.tied else 2)
-    common = (shape.params - shape.routed_params - plain) / (mesh.model * shards)
+    common = shape.common_params / (mesh.model * shards)
     routed = shape.routed_params / (mesh.pp * max(mesh.tp, mesh.ep, mesh.model // mesh.pp * shards))
-    return BYTES[precision] * (common + routed) + width(precision) * plain / (mesh.model * shards)
-
-
-def experts(shape: ModelShape, site: Site, precision: Precision = "bfloat16") -> float:
-    """Bytes of the routed experts of an engine, which a trainer that spreads them alike has already."""
-    return BYTES[precision] * shape.routed_params / (site.mesh.pp * max(site.mesh.tp, site.mesh.ep))
+    return BYTES[precision] * (common + routed) + width(precision) * shape.plain_params / (mesh.model * shards)
 
 
 def states(
@@ -177,14 +171,14 @@ def head(
 
     Where the head is trained, its gradient is summed over chunks in fp32, and each chunk's comes beside it.
     """
-    whole = tokens / site.mesh.cp * shape.vocab / site.mesh.tp * HEAD_BYTES
+    whole = tokens / site.mesh.cp * shape.logits / site.mesh.tp * HEAD_BYTES
     gradient = (4 + width(precision)) * shape.embedding_params / site.mesh.tp if trained and site.mesh.zero < 3 else 0.0
     return (min(whole, HEAD_CHUNK) if chunked else whole) + gradient
 
 
 def widened(shape: ModelShape, site: Site, precision: Precision) -> float:
     """A matrix of a base in few bits while it is multiplied with."""
-    return HELD.get(precision, 0.0) * shape.largest_matrix / site.mesh.tp
+    return held_bytes(precision, site.device.kind) * shape.largest_matrix / site.mesh.tp
 
 
 def gathered(shape: ModelShape, site: Site, *, trained: bool) -> float:

@@ -198,7 +198,9 @@ class MemoryFits:
             site, precision = self._site(choice, side, "fit"), work.precision_of("fit")
             own = memory.weights(work.shapes["fit"], site, precision)
             resident["fit"] = resident["fit"]._replace(weights=resident["fit"].weights - own)
-        always = CONTEXT if moves else sum(resident.values(), CONTEXT)
+        apart = work.engine_apart and "generate" in side.roles
+        process = CONTEXT + CONTEXT if apart else CONTEXT
+        always = process if moves else sum(resident.values(), process)
         gathered = self._gathered(choice, side) if sources.get("generate") == "gather" else NOTHING
         if choice.streamed:  # generating and training take turns, too often to gather anew
             always += gathered
@@ -294,10 +296,7 @@ class MemoryFits:
         if key not in self.known:
             work, site = self.setting.workload, self._site(choice, side, "generate")
             shape, precision = work.shapes["generate"], work.precision_of("generate")
-            whole = memory.generating(shape, site, 0.0, precision=precision).weights
-            alike = work.engine != "native" and site.mesh.same_experts(choice.train.mesh)  # whose lanes have copies
-            there = memory.experts(shape, site, precision) if alike else 0.0
-            self.known[key] = RankMemory(weights=whole - there)
+            self.known[key] = RankMemory(weights=memory.generating(shape, site, 0.0, precision=precision).weights)
         return self.known[key]
 
     def _working(self, choice: Candidate, side: DeviceGroup, role: str) -> RankMemory:

@@ -14,6 +14,7 @@ from stretto.placement.rates import Rates
 from stretto.placement.transport import TensorPath
 from stretto.planner.cost.collectives import Wires
 from stretto.planner.cost.decode_time import Decoding
+from stretto.planner.cost.exchanges import held_of, over_copies, over_shards
 from stretto.planner.cost.few_bits import widened_bytes
 from stretto.planner.cost.mesh import Site
 from stretto.planner.cost.shapes import ModelShape
@@ -76,11 +77,19 @@ class Costs:
     """Whether an engine makes weights in few bits wide for a product, as the native one does."""
     graphs: bool | None = None
     """Whether the native engine records what steps it can; none for engines that record all of them."""
+    eights: float = 1.0
+    """How much faster than in bf16 systems multiply that compute in fp8; ours only stores weights so."""
 
     def compute(
         self, shape: ModelShape, site: Site, load: TokenLoad, *, adapter: int = 0, precision: Precision = "bfloat16"
     ) -> float:
-        """One forward over a load on all ranks of a cell, without messages; `adapter` is the rank of a LoRA.
+        """One forward over a load on all ranks of a cell, without messages; `adapter` is the rank of a LoRA."""
+        return sum(self._computed(shape, site, load, adapter, precision))
+
+    def _computed(
+        self, shape: ModelShape, site: Site, load: TokenLoad, adapter: int, precision: Precision
+    ) -> tuple[float, float]:
+        """The same: attention by itself, behind everything else.
 
         Products: 2 FLOP per active parameter and token (Kaplan et al. 2020). Attention: 2 (d_qk + d_v) FLOP per head
         and pair. Traffic of everything that is no product, as in calculon (Isaev et al. 2023): hidden vectors read or
@@ -97,17 +106,20 @@ class Costs:
         seen = min(load.pairs, load.tokens * shape.window) if shape.windowed_layers else 0.0
         pairs = (shape.layers - shape.windowed_layers) * load.pairs + shape.windowed_layers * seen
         attention = 2 * pairs * shape.heads * (shape.queries + shape.values)
-        attention /= self.rates.attention_share * gain
+        attention /= self.rates.attention_share * min(gain, 1.0)  # which nobody computes in 8 bits
         routed = ROUTED_PASSES * shape.moe_layers * shape.top_k
         vectors = shape.hidden * (self.rates.layer_passes * shape.layers + routed)
         if adapter:
             vectors += ADAPTER_PASSES * shape.active_inputs
-        traffic = load.tokens * (width(precision) * vectors + 4 * HEAD_PASSES * shape.vocab)
-        return (products + attention) / (ranks * device.matmul) + traffic / (ranks * device.bandwidth)
+        traffic = load.tokens * (width(precision) * vectors + 4 * HEAD_PASSES * shape.logits)
+        ceiling = ranks * device.matmul
+        return products / ceiling + traffic / (ranks * device.bandwidth), attention / ceiling
 
     def gain(self, site: Site, precision: Precision) -> float:
         """How much faster than in bf16 a device multiplies: full precision loses, but not on CPUs; few bits are made
         wide first."""
+        if precision == "fp8":
+            return self.eights
         return UNAIDED.get(precision, 1.0) if site.device.kind.has_matrix_units else 1.0
 
     def messages(
@@ -136,20 +148,9 @@ class Costs:
         return self.rates.skew if site.mesh.ep > 1 else 1.0
 
     def gathers(self, shape: ModelShape, site: Site, precision: Precision) -> float:
-        """Gathering a cell's sharded weights once, for one forward or backward (ZeRO stage 3, Rajbhandari 2020).
-
-        Experts that are spread over ranks are gathered among their own copies only.
-        """
-        mesh = site.mesh
-        if mesh.zero < 3 or mesh.sharding == 1:
-            return 0.0
-        wires = Wires.between(site, mesh.sharding, stride=mesh.tp, rates=self.rates)
-        if mesh.ep == 1 or not shape.routed_params:
-            return wires.all_gather(BYTES[precision] * shape.params / mesh.model)
-        apart = Wires.between(site, mesh.expert_copies, stride=mesh.ep * mesh.pp, rates=self.rates)
-        seconds = wires.all_gather(BYTES[precision] * (shape.params - shape.routed_params) / mesh.model)
-        routed = BYTES[precision] * shape.routed_params / (mesh.pp * mesh.ep)
-        return seconds + (apart.all_gather(routed) if mesh.expert_copies > 1 else 0.0)
+        """Gathering a cell's sharded weights once, for one forward or backward."""
+        each, routed = BYTES[precision], shape.routed_params
+        return over_shards(site, each * (shape.params - routed), each * routed, self.rates)
 
     def forward(
         self, shape: ModelShape, site: Site, load: TokenLoad, *, precision: Precision = "bfloat16", budget: float = 0.0
@@ -174,8 +175,9 @@ class Costs:
     ) -> float:
         """Forwards, backwards and updates over a load; `adapter` is the rank of a LoRA, 0 for all weights.
 
-        A backward costs two forwards, one where weights are frozen (their gradient is left out), plus one forward
-        where activations are recomputed (Chen et al. 2016). Messages run with each.
+        A backward costs two forwards, one where weights are frozen (their gradient is left out; attention has none),
+        plus one forward where activations are recomputed (Chen et al. 2016). Messages run with each. Sharded weights
+        are gathered twice a micro-batch, and gradients of what is trained are scattered in fp32.
         """
         portion = load.part(1 / updates)
         each = self.accumulate(
@@ -196,47 +198,40 @@ class Costs:
         backwards: int = 1,
     ) -> float:
         """The forwards and backwards of `train`, without an update."""
-        passes = 1.0 + recompute + backwards * (1.0 if adapter else 2.0) * self.rates.backward
         micro = self.micro_batches(site, load, budget)
-        alone = self.compute(shape, site, load, adapter=adapter, precision=precision)
-        alone *= self.uneven(site, load)
+        most, attention = self._computed(shape, site, load, adapter, precision)
+        backward = backwards * self.rates.backward * ((1.0 if adapter else 2.0) * most + 2.0 * attention)
+        alone = ((1.0 + recompute) * (most + attention) + backward) * self.uneven(site, load)
         messages = self.messages(shape, site, load, micro, precision) * (2 + recompute)
-        gathers = micro * self.gathers(shape, site, precision) * 3
-        return with_transfers((passes * alone + messages) * self.bubble(site, micro), gathers, site)
+        common, routed = (max(4.0, BYTES[precision]) * each for each in shape.trained(adapter))
+        scattered = over_shards(site, common, routed, self.rates)
+        moving = micro * (2 * self.gathers(shape, site, precision) + scattered)
+        return with_transfers((alone + messages) * self.bubble(site, micro), moving, site)
 
     def update(
-        self, shape: ModelShape, site: Site, *, adapter: int = 0, cells: int = 1, path: TensorPath = TensorPath.NCCL
+        self,
+        shape: ModelShape,
+        site: Site,
+        *,
+        adapter: int = 0,
+        cells: int = 1,
+        path: TensorPath = TensorPath.NCCL,
+        wire: float = 4.0,
     ) -> float:
         """One reduction of gradients over the copies, in this and `cells` - 1 equal cells, and one step of Adam; `path`
-        is how tensors pass between cells.
+        is how tensors pass between cells, and `wire` the bytes that a gradient has there.
 
-        fp32 gradients are scattered and bf16 weights gathered (Rajbhandari 2020), or fp32 sums are reduced where each
-        keeps all of them: as much as an all-reduce of 3 or of 4 bytes each. Experts go among their own copies. Adam
-        reads and writes fp32 state: 28 bytes per parameter.
+        Adam reads and writes fp32 state: 28 bytes per parameter.
         """
-        mesh = site.mesh
-        common, routed = float(shape.params - shape.routed_params), float(shape.routed_params)
-        if adapter:
-            common, routed = float(adapter * shape.linear_inputs), 0.0
-        held = common / mesh.model / (mesh.sharding if mesh.zero else 1)
-        held += routed / (mesh.pp * mesh.ep) / (mesh.expert_copies if mesh.zero else 1)
-        waiting = self.rates.update * math.ceil(math.log2(mesh.devices * cells))
+        trained = shape.trained(adapter)
+        held = held_of(site, *trained)
+        waiting = self.rates.update * math.ceil(math.log2(site.mesh.devices * cells))
         if path is TensorPath.GLOO and site.device.kind.has_own_memory:
-            seconds = self._reduced(site, common, routed, 1) + self._through_hosts(site, 4.0 * held, cells)
+            seconds = over_copies(site, *trained, 1, self.rates, wire=wire)
+            seconds += self._through_hosts(site, wire * held, cells)
         else:
-            seconds = self._reduced(site, common, routed, cells)
+            seconds = over_copies(site, *trained, cells, self.rates, wire=wire)
         return seconds + 28.0 * held / site.device.bandwidth + waiting
-
-    def _reduced(self, site: Site, common: float, routed: float, cells: int) -> float:
-        """Gradients over the copies of so many cells, from device to device."""
-        mesh, wire = site.mesh, 3.0 if site.mesh.zero else 4.0
-        copies = mesh.sharding * cells
-        wires = Wires.between(site, copies, stride=mesh.model, rates=self.rates)
-        seconds = wires.all_reduce(wire * common / mesh.model) if copies > 1 else 0.0
-        if routed and mesh.expert_copies * cells > 1:
-            apart = Wires.between(site, mesh.expert_copies * cells, stride=mesh.ep * mesh.pp, rates=self.rates)
-            seconds += apart.all_reduce(wire * routed / (mesh.pp * mesh.ep))
-        return seconds
 
     def _through_hosts(self, site: Site, size: float, cells: int) -> float:
         """What each rank holds, added up over cells by gloo: to the host's memory, round, and back."""

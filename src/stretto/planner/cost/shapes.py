@@ -16,6 +16,7 @@ from typing import Any
 
 from stretto.errors import RecipeError
 from stretto.models.plausible import implausible
+from stretto.planner.cost.windows import windows_of
 from stretto.recipe.schema import Shape
 
 
@@ -69,6 +70,8 @@ class ModelShape:
     """Names of the linear layers that an adapter sits on; `attention` for all of attention, none for all."""
     adapts_experts: bool = True
     """Adapters sit on routed experts, too, where they sit on all linear layers; not if these are in few bits."""
+    speaks: bool = True
+    """It has a head with a number for each word; a critic or a reward model says one number."""
     uncut: bool = False
     """True if devices may not be able to share its matrices or spread its experts (`models.tensor_parallel`)."""
 
@@ -118,6 +121,16 @@ class ModelShape:
         return self.vocab * self.hidden
 
     @cached_property
+    def logits(self) -> int:
+        """Numbers of the head for one token, as far as they count."""
+        return self.vocab if self.speaks else 0
+
+    @cached_property
+    def plain_params(self) -> int:
+        """Of embedding and head."""
+        return self.embedding_params + (0 if self.tied else self.logits * self.hidden)
+
+    @cached_property
     def common_params(self) -> int:
         """What every token passes through in the layers: attention, dense feed-forward, shared experts, router."""
         dense = (self.layers - self.moe_layers) * self.matrices * self.hidden * self.ffn
@@ -132,12 +145,18 @@ class ModelShape:
     @cached_property
     def params(self) -> int:
         """All of them."""
-        return self.common_params + self.routed_params + self.embedding_params * (1 if self.tied else 2)
+        return self.common_params + self.routed_params + self.plain_params
+
+    def trained(self, adapter: int) -> tuple[float, float]:
+        """Parameters that are trained, without and of routed experts; with a rank, those of an adapter."""
+        if adapter:
+            return float(adapter * self.linear_inputs), 0.0
+        return float(self.params - self.routed_params), float(self.routed_params)
 
     @cached_property
     def active_params(self) -> int:
         """What takes part in the products of one token: common parts, its experts, the head."""
-        return self.common_params + self.moe_layers * self.top_k * self.expert_params + self.embedding_params
+        return self.common_params + self.moe_layers * self.top_k * self.expert_params + self.logits * self.hidden
 
     @cached_property
     def tensors(self) -> int:
@@ -145,7 +164,7 @@ class ModelShape:
         per_layer = 2 + (4 if not self.kv_rank else 7 if self.q_rank else 5)
         dense = (self.layers - self.moe_layers) * self.matrices
         routers = self.moe_layers * (1 + self.matrices * bool(self.shared_experts))
-        ends = 2 if self.tied else 3
+        ends = 2 if self.tied or not self.speaks else 3
         return self.layers * per_layer + dense + routers + ends + self.expert_tensors
 
     @cached_property
@@ -291,8 +310,10 @@ def read_config(path: Path, *, field: str = "model.shape") -> ModelShape:
         found["tied"] = True  # their files leave out what is the default of the family
     shape = _checked({"name": path.parent.name or "config.json", **found}, field)
     kind = told.get("model_type")
+    windowed, window = windows_of(str(kind), shape.layers, told)
     biased = told.get("mlp_bias") or (told.get("attention_bias") and kind not in UNBIASED)
-    return replace(shape, uncut=kind not in CUT_TYPES or bool(biased))
+    uncut = kind not in CUT_TYPES or bool(biased)
+    return replace(shape, windowed_layers=windowed, window=window, uncut=uncut)
 
 
 def _checked(values: Mapping[str, Any], field: str) -> ModelShape:

@@ -15,7 +15,7 @@ from typing import TypedDict
 
 from stretto.engines.native.admission import most_at_once, taken_by
 from stretto.placement.plan import Plan
-from stretto.planner.candidate import Candidate, DeviceGroup
+from stretto.planner.candidate import Candidate
 from stretto.planner.cost.decode_time import Decoding
 from stretto.planner.cost.memory import USABLE, generating
 from stretto.planner.cost.mesh import Site
@@ -59,26 +59,27 @@ class StageTimes:
 
     def slowest(self, choice: Candidate, stages: tuple[str, ...]) -> float:
         """These stages one after the other, on the side that takes longest for those that it serves."""
-        sides = choice.sides(self.setting.workload.roles)
+        roles = self.setting.workload.roles
+        sides, places = choice.sides(roles), choice.places(roles)
         whitens = choice.whitens(self.setting.workload)
         key = (stages, choice.train, choice.frozen, choice.others, choice.recompute, choice.budget, sides, whitens)
         if key not in self.known:
             asked = [stage for stage in self.setting.workload.stages if stage in stages]
+            served = {stage: self.stage(choice, places[role_of(stage)], stage) for stage in asked}
             self.known[key] = max(
-                sum(self.stage(choice, side, stage) for stage in asked if role_of(stage) in side.roles)
-                for side in sides
+                sum(seconds for stage, seconds in served.items() if role_of(stage) in side.roles) for side in sides
             )
         return self.known[key]
 
-    def stage(self, choice: Candidate, side: DeviceGroup, stage: str) -> float:
-        """A whole stage that is no generation, on the cells that serve it, without the update."""
+    def stage(self, choice: Candidate, place: tuple[int, int], stage: str) -> float:
+        """A whole stage that is no generation, without the update, on the cells that serve it at a place."""
         work, role = self.setting.workload, role_of(stage)
         split = choice.split(role, work.reading)
-        _, count = choice.places(work.roles)[role]
+        first, count = place
         cells = max(1, count // split.width)
-        key = (stage, split, cells, choice.recompute, choice.budget, side.first, side.size, choice.whitens(work))
+        key = (stage, split, cells, choice.recompute, choice.budget, first, count, choice.whitens(work))
         if key not in self.known:
-            site, parts = self.setting.site(split, side.first, side.size), work.parts if stage in UPDATE else 1
+            site, parts = self.setting.site(split, first, count), work.parts if stage in UPDATE else 1
             portion = max(1 / cells, 1 / (work.prompts * work.samples)) / parts
             self.known[key] = self.piece(stage, site, work.load_of(stage).part(portion), choice) * parts
         return self.known[key]

@@ -54,10 +54,10 @@ class StepEnds:
         return StepEnd(update=work.parts * self._updates(choice, sides), publish=self._publish(choice), switch=switch)
 
     def _wakes(self, choice: Candidate, sides: tuple[DeviceGroup, ...]) -> float:
-        """An engine of its own beside other roles, where stages wait for each other: it gives its memory back while
-        they work, and its weights come with the next publish."""
+        """An engine of its own that gives its memory back while others work, besides what of it moves."""
         beside = any("generate" in side.roles and len(side.roles) > 1 for side in sides)
-        return self.costs.rates.wake if self.setting.workload.engine_apart and beside and not choice.streamed else 0.0
+        sleeps = choice.sleeps and not choice.streamed
+        return self.costs.rates.wake if self.setting.workload.engine_apart and beside and sleeps else 0.0
 
     def _turns(self, sides: tuple[DeviceGroup, ...]) -> float:
         """Changes from one stage to the next, on the side that has most of them."""
@@ -74,21 +74,19 @@ class StepEnds:
         key = ("updates", choice.train, choice.others, sides)
         if key not in self.known:
             trained = ([role for role in side.roles if role in UPDATE] for side in sides)
-            each = (
-                math.fsum(self.update(choice, side, role) for role in roles)
-                for side, roles in zip(sides, trained, strict=True)
-            )
+            places = choice.places(self.setting.workload.roles)
+            each = (math.fsum(self.update(choice, places[role], role) for role in roles) for roles in trained)
             self.known[key] = max(0.0, *each)
         return self.known[key]
 
-    def update(self, choice: Candidate, side: DeviceGroup, role: str) -> float:
-        """One update of what a role trains."""
-        work = self.setting.workload
-        _, count = choice.places(work.roles)[role]
+    def update(self, choice: Candidate, place: tuple[int, int], role: str) -> float:
+        """One update of what a role trains on the devices of a place."""
+        work, (first, count) = self.setting.workload, place
         split = choice.split(role, work.reading)
-        site = self.setting.site(split, side.first, side.size)
+        site = self.setting.site(split, first, count)
         cells, path = max(1, count // split.width), self.gradient_path(choice, role)
-        return self.costs.update(work.shapes[role], site, adapter=work.adapter_of(role), cells=cells, path=path)
+        adapter, wire = work.adapter_of(role), 2.0 if work.rounds_sums else 4.0
+        return self.costs.update(work.shapes[role], site, adapter=adapter, cells=cells, path=path, wire=wire)
 
     def gradient_path(self, choice: Candidate, role: str = "train") -> TensorPath:
         """How the devices that train a role add up their gradients."""
@@ -98,16 +96,14 @@ class StepEnds:
 
     def weight_path(self, choice: Candidate) -> TensorPath:
         """How new weights get to those that generate."""
-        source = choice.source("generate", self.setting.workload)
-        if source != "own" and self.setting.workload.engine_apart:
-            return TensorPath.IPC
+        work = self.setting.workload
+        source, places = choice.source("generate", work), choice.places(work.roles)
         if source != "own":
-            return TensorPath.SHARED if source == "shared" else self._inside(*self._trainers(choice))
-        places = [choice.places(self.setting.workload.roles)[role] for role in ("train", "generate")]
-        return self._path(min(first for first, _ in places), max(first + count for first, count in places))
-
-    def _trainers(self, choice: Candidate) -> tuple[int, int]:
-        return choice.places(self.setting.workload.roles)["train"]
+            return TensorPath.SHARED if source == "shared" else self._inside(*places["train"])
+        trained, served = _span(places["train"]), _span(places["generate"])
+        if work.engine_apart and trained.start <= served.start and served.stop <= trained.stop:
+            return TensorPath.FILE
+        return self._path(min(trained.start, served.start), max(trained.stop, served.stop))
 
     def _inside(self, first: int, count: int) -> TensorPath:
         """Between the devices of one cell, which meet in a group of torch's own (`training.parallel.fsdp`)."""
@@ -127,7 +123,8 @@ class StepEnds:
         """Moving what a role holds to host memory and back, in a step.
 
         Of what is frozen the host has a copy, so that it only comes back. What is trained goes both ways, its weights
-        only if somebody on the device does not read them. Where stages flow, only optimizers sleep.
+        only if somebody on the device does not read them, and so do those of an engine of its own. Where stages flow,
+        only optimizers sleep.
         """
         work = self.setting.workload
         if role not in UPDATE and (choice.streamed or choice.source(role, work) != "own"):
@@ -142,14 +139,15 @@ class StepEnds:
                 needed = choice.streamed or all(other == role or other in work.reading for other in side.roles)
                 size = 2 * (held.optimizer + (0.0 if needed else held.weights))
             else:
-                size = memory.weights(shape, site, work.precision_of(role))
+                ways = 2 if role == "generate" and work.engine_apart else 1
+                size = ways * memory.weights(shape, site, work.precision_of(role))
             self.known[key] = self.costs.move(size, site)
         return self.known[key]
 
     def _publish(self, choice: Candidate) -> float:
         work, source = self.setting.workload, choice.source("generate", self.setting.workload)
         path = self.weight_path(choice)
-        if source == "shared" and path is TensorPath.SHARED:
+        if source == "shared":
             return 0.0
         places = choice.places(work.roles)
         key = ("publish", source, choice.lane, choice.train, places["generate"], places["train"])
@@ -162,7 +160,7 @@ class StepEnds:
         setting, work = self.setting, self.setting.workload
         shape, places = work.shapes["generate"], choice.places(work.roles)
         trainer, engine = setting.site(choice.train, *places["train"]), setting.site(choice.lane, *places["generate"])
-        if not elsewhere and not work.engine_apart:
+        if not elsewhere:
             return transfers.reshard(self.costs, shape, trainer, engine)
         served = {index for role in ("train", "generate") for index in _span(places[role])}
         hosts, device = {setting.hosts[index] for index in served}, engine.device

@@ -44,6 +44,8 @@ class WeightRoute:
     staged: int = 0
     """Times that each rank's part passes its link to host memory before it is sent: 2 where it waits there, 1 where it
     comes from there."""
+    files: bool = False
+    """The engine's process reads them from files in host memory, which another one writes."""
     exports: bool = False
     """The trainer's library converts tensors to those of a checkpoint, one by one."""
     loads: bool = False
@@ -72,7 +74,8 @@ class Handover(NamedTuple):
 
 def own_route(path: TensorPath, *, engine_apart: bool) -> WeightRoute:
     """What this project does: a full copy is made of the parts, and travels in buckets to everybody who needs it."""
-    return WeightRoute(path=path, whole=path is TensorPath.GLOO, exports=engine_apart, loads=engine_apart)
+    own = engine_apart
+    return WeightRoute(path=path, whole=path is TensorPath.GLOO, files=own, exports=own, loads=own)
 
 
 def hand_over(
@@ -106,6 +109,8 @@ def hand_over(
         loaded = size - (routed if route.stacked else 0.0)
         calls = math.ceil(loaded / route.bucket) if route.bucket else tensors
         load = rates.tensor * tensors + rates.load * calls
+    if route.files:
+        load += host_copies(costs, engine, part) + part / rates.gather
     return Handover(
         gather=gather,
         send=sending(costs, route, engine, size, part, receivers=receivers, crosses=crosses),
@@ -128,19 +133,24 @@ def sending(
     """`size` bytes to the devices that generate, of which each takes in a part."""
     rates, device = costs.rates, engine.device
     match route.path:
-        case TensorPath.SHARED:
+        case TensorPath.SHARED | TensorPath.FILE:  # files are the engine's way to load
             return 0.0
         case TensorPath.IPC:  # read here and written there, in the same memory
             return 2 * part / device.bandwidth
         case TensorPath.GLOO:  # a tree of processes, each of which copies to its host's memory and back
-            copies = 2 * costs.move(size, engine) if device.kind.has_own_memory else 0.0
-            return copies + math.ceil(math.log2(1 + receivers)) * (rates.far_delay + size / rates.gather)
+            rounds = math.ceil(math.log2(1 + receivers))
+            return host_copies(costs, engine, size) + rounds * (rates.far_delay + size / rates.gather)
         case TensorPath.NCCL:
             wires = Wires.between(engine, receivers, rates=rates)
             if route.paired or not crosses:
                 rate = wires.near_rate if not crosses else wires.far_rate
                 return rates.far_delay + part / rate
             return replace(wires, far=max(2, wires.far)).broadcast(size, part)
+
+
+def host_copies(costs: Costs, site: Site, size: float) -> float:
+    """From one device's memory to its host's, and from there to another's; nothing where they are one."""
+    return 2 * costs.move(size, site) if site.device.kind.has_own_memory else 0.0
 
 
 def adapter_bytes(shape: ModelShape, rank: int) -> float:

@@ -232,7 +232,7 @@ class Shards(SlicedModel):
 
     def gather(self, name: str) -> Tensor:
         """One of them."""
-        return self.whole(name, local(self.trained[name].detach())).to(self.computes[name])
+        return self.whole(name, local(self.trained[name].detach()).to(self.computes[name]))
 
     def serve(self) -> None:
         """Brings the full copy up to date, if there is one; all processes ask together."""
