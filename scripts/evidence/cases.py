@@ -35,13 +35,13 @@ PUBLISHED = Rates(phase=0.5)
 and wake, data goes through a controller, and weights go to other processes. Plans of this project know no such number.
 """
 
-EIGHTS = 1.6
+FP8_GAIN = 1.6
 """How much faster than in bf16 large products in fp8 are."""
 
 
 def costs_of(rates: Rates) -> Costs:
     """The cost model for what others published, whose systems compute in fp8 where they store weights so."""
-    return Costs(rates=rates, widens=False, eights=EIGHTS)
+    return Costs(rates=rates, widens=False, fp8_gain=FP8_GAIN)
 
 
 WEIGHTS_ALONE = {

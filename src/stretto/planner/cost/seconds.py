@@ -77,7 +77,7 @@ class Costs:
     """Whether an engine makes weights in few bits wide for a product, as the native one does."""
     graphs: bool | None = None
     """Whether the native engine records what steps it can; none for engines that record all of them."""
-    eights: float = 1.0
+    fp8_gain: float = 1.0
     """How much faster than in bf16 systems multiply that compute in fp8; ours only stores weights so."""
 
     def compute(
@@ -119,7 +119,7 @@ class Costs:
         """How much faster than in bf16 a device multiplies: full precision loses, but not on CPUs; few bits are made
         wide first."""
         if precision == "fp8":
-            return self.eights
+            return self.fp8_gain
         return UNAIDED.get(precision, 1.0) if site.device.kind.has_matrix_units else 1.0
 
     def messages(
