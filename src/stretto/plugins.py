@@ -293,8 +293,8 @@ def _unfit(kind: Kind, found: Any) -> str | None:
             return f"{kept} without a method {asked.method}"
     if not callable(called):
         return f"is not callable; it is {type(called).__name__}"
-    if asked.asynchronous and not _is_async(called):
-        return "is not async"
+    if kind != "reward" and asked.asynchronous != _is_async(called):
+        return "is not async" if asked.asynchronous else "is async, and nobody would await it"
     if kind == "reward" and (parameters := reward_forms.Parameters.of(called)):
         return reward_forms.refusal(parameters)
     extra = (None,) if inspect.isclass(found) and asked.method else ()
