@@ -14,7 +14,8 @@ from stretto.algorithms.catalog import OWN, AlgorithmFacts, facts_of, find_facts
 from stretto.algorithms.own_facts import announce
 from stretto.environments import own
 from stretto.errors import Problem, RecipeError
-from stretto.plugins import KINDS, REGISTERED, problems, register, resolve
+from stretto.plugin_kinds import KINDS
+from stretto.plugins import REGISTERED, problems, register, resolve
 from stretto.recipe.schema import AlgorithmSection, Kl, TaskSection
 from stretto.sandbox.imports import sources
 from stretto.tasks.source import load_prompts, peek
