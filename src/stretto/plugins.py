@@ -17,6 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -115,7 +116,7 @@ def problems(kind: Kind, name: str, folders: Sequence[str], *, field: str) -> It
         reason = f"{name} was written in a notebook or a script, where other processes and later runs cannot find it"
         yield Problem(field=field, reason=reason, fix="write it into a file beside the recipe and name it as file:name")
         return
-    with LOADING:
+    with _alone():
         _append(folders)
     if missing := exists(name, folders):
         yield Problem(field=field, reason=missing, fix=_fix(kind, "correct the name, or write the module"))
@@ -201,7 +202,7 @@ def _imported(kind: Kind, name: str, folders: Sequence[str], *, field: str, wher
         fix = f"put the file there on every host; or {problem.fix}" if where else problem.fix
         raise RecipeError(Problem(field=problem.field, reason=reason, fix=fix))
     module, _, attribute = name.partition(":")
-    loading = begun(load, module, folders)
+    loading = begun(load, module, folders)  # a thread, which is left behind where it never ends
     try:
         return getattr(loading.result(timeout=seconds), attribute)
     except (Exception, SystemExit) as error:
@@ -216,7 +217,7 @@ def _imported(kind: Kind, name: str, folders: Sequence[str], *, field: str, wher
 
 def load(module: str, folders: Sequence[str]) -> ModuleType:
     """Imports a module of the user's; anew, if a file that it is made of is another than when it was imported."""
-    with LOADING:
+    with _alone():
         files = sources(f"{module}:", folders)
         own = {name: path for name, path in files.items() if _within(path, folders)}
         if any(name in own and stamp != _stamp(own[name]) for name, stamp in LOADED.items()):
@@ -229,6 +230,17 @@ def load(module: str, folders: Sequence[str]) -> ModuleType:
         new = {name: path for name, path in own.items() if name not in before and _file(name) == str(path)}
         LOADED.update({name: _stamp(path) for name, path in new.items()})
         return found
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Nobody else imports within it. DeadlineError where what somebody else imports never ends."""
+    if not LOADING.acquire(timeout=PATIENCE):
+        raise DeadlineError("a module of an earlier call is still being imported\n    fix: begin with a new process")
+    try:
+        yield
+    finally:
+        LOADING.release()
 
 
 def _append(folders: Sequence[str]) -> None:
