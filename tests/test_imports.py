@@ -6,7 +6,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "stretto"
-BASE = {"types", "errors", "extras", "host_memory", "plugins", "readings", "recipe.schema", "algorithms.catalog"}
+BASE = {"types", "errors", "extras", "host_memory", "plugins", "plugin_kinds", "readings", "recipe.schema"}
+BASE |= {"algorithms.catalog"}
 """Everyone may import these."""
 EVERYTHING = {path.stem for path in ROOT.iterdir()} - {"api", "bench", "cli", "__main__"}
 MODEL_FACTS = {f"models.{name}" for name in ("source", "plausible", "gguf_header", "adapter_folder", "size")}
@@ -18,7 +19,8 @@ ARROWS = {
     "types": set(),
     "errors": set(),
     "extras": {"errors"},
-    "plugins": {"errors", "recipe.schema", "sandbox"},
+    "plugins": {"errors", "plugin_kinds", "recipe.schema", "sandbox", "threads"},
+    "plugin_kinds": {"sandbox"},
     "threads": set(),
     "host_memory": set(),
     "readings": set(),
@@ -132,6 +134,7 @@ TORCH_FREE = (
     "openmp",
     "host_memory",
     "plugins",
+    "plugin_kinds",
     "readings",
     "recipe",
     "tasks",

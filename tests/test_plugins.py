@@ -14,8 +14,10 @@ from stretto.algorithms.catalog import OWN, AlgorithmFacts, facts_of, find_facts
 from stretto.algorithms.own_facts import announce
 from stretto.environments import own
 from stretto.errors import Problem, RecipeError
-from stretto.plugins import KINDS, REGISTERED, problems, register, resolve
+from stretto.plugin_kinds import KINDS
+from stretto.plugins import REGISTERED, problems, register, resolve
 from stretto.recipe.schema import AlgorithmSection, Kl, TaskSection
+from stretto.sandbox.imports import sources
 from stretto.tasks.source import load_prompts, peek
 from stretto.types import Outcome, Prompt
 
@@ -112,6 +114,8 @@ FOLDERS_CODE = {
     "package/__init__.py": "",
     "package/inside.py": "from .other import HINT\nasync def play(prompt, model): return HINT\n",
     "package/other.py": "HINT = 'in a package'\n",
+    "plain/folders/inside.py": "from plain.folders.other import HINT\nasync def play(prompt, model): return HINT\n",
+    "plain/folders/other.py": "HINT = 'in plain folders'\n",
 }
 PROMPT = Prompt(id="p", messages=())
 
@@ -129,7 +133,7 @@ def as_before():
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("own")
     for name, text in FOLDERS_CODE.items():
-        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     return (str(root),)
 
@@ -179,13 +183,18 @@ def test_a_class_is_made_for_every_trajectory_and_an_object_is_shared(folders):
     assert (twice("mine:Game"), twice("mine:shared")) == (["1", "1"], ["1", "2"])
 
 
-def test_a_module_in_a_package_finds_its_neighbours(folders):
-    assert asyncio.run(own("package.inside:play", folders, turns=8)(PROMPT, None)) == "in a package"
+@pytest.mark.parametrize(
+    ("module", "said"), [("package.inside", "in a package"), ("plain.folders.inside", "in plain folders")]
+)
+def test_a_module_in_a_package_or_in_plain_folders_finds_its_neighbours(module, said, folders):
+    assert asyncio.run(own(f"{module}:play", folders, turns=8)(PROMPT, None)) == said
+    assert {path.name for path in sources(f"{module}:play", folders).values()} >= {"inside.py", "other.py"}
 
 
 SEEN = [
     ("environment", "absent:play", "there is no module 'absent' in"),
     ("environment", "package.absent:play", "there is no module 'package.absent' in"),
+    ("environment", "plain.folders:play", "'plain.folders' is a folder without code of its own"),
     ("environment", "mine:ply", "defines no 'ply'; did you mean 'play'?"),
     ("environment", "__main__:play", "was written in a notebook or a script"),
     ("environment", "mine:", "not of the form module:name"),
@@ -293,6 +302,10 @@ def test_what_python_hands_over_is_found_by_its_name():
     assert asyncio.run(own(name, (), turns=8)(PROMPT, None)).answer == "from Python"
     wrong = register("environment", lambda prompt: None)
     assert "is not async" in found("environment", wrong, ())[0].reason
+
+    async def build(section): ...
+
+    assert "is async, and nobody would await it" in found("algorithm", register("algorithm", build), ())[0].reason
 
 
 def test_every_kind_says_what_to_write():

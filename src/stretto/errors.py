@@ -59,12 +59,13 @@ class RunStopped(KeyboardInterrupt):
     """A run has ended before its last step because it was asked to, and its checkpoint is written if one is due.
 
     The message says where it stands and how to go on. `exit_code` is what the command line returns: 130 after Ctrl-C,
-    143 after SIGTERM or at the end of the run's time, 129 after SIGHUP.
+    143 after SIGTERM or at the end of the run's time, 129 after SIGHUP. `why` is what asked: a signal, or what says how
+    much time there is.
     """
 
-    def __init__(self, text: str, *, exit_code: int) -> None:
+    def __init__(self, text: str, *, exit_code: int, why: str) -> None:
         super().__init__(text)
-        self.exit_code = exit_code
+        self.exit_code, self.why = exit_code, why
 
 
 class RecipeError(StrettoError):

@@ -12,67 +12,26 @@ from __future__ import annotations
 
 import ast
 import importlib
-import inspect
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
-from stretto.errors import Problem, RecipeError
-from stretto.recipe.schema import Recipe
+from stretto.errors import DeadlineError, Problem, RecipeError
+from stretto.plugin_kinds import KINDS, Kind, PluginKind, function_of, is_tool, unfit
+from stretto.recipe.schema import Deadlines, Recipe
 from stretto.sandbox import reward_forms, signatures, worker
 from stretto.sandbox.imports import sources
 from stretto.sandbox.target import exists, foreign
+from stretto.threads import begun
 
-Kind = Literal["algorithm", "environment", "reward", "source", "engine", "logger"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginKind:
-    """What a plug-in of a kind has to be."""
-
-    parameters: tuple[str, ...]
-    """What it is called with, by position."""
-    wanted: str
-    """What to write, in words."""
-    asynchronous: bool = False
-    """True for what is awaited."""
-    method: str | None = None
-    """The method of an object or class that is called instead, if that may be one."""
-    tools: bool = False
-    """True if a class will do whose public methods are tools, instead of one with `method`."""
-    own_files: bool = False
-    """True if only files of the user's are taken, because texts that others wrote are passed to it."""
-
-
-KINDS: dict[Kind, PluginKind] = {
-    "algorithm": PluginKind(parameters=("section",), wanted="def build(section) -> Algorithm"),
-    "environment": PluginKind(
-        parameters=("prompt", "model"),
-        wanted="async def play(prompt, model) -> Outcome, a class with such a method run(self, prompt, model), or one "
-        "whose public methods are tools",
-        asynchronous=True,
-        method="run",
-        tools=True,
-    ),
-    "reward": PluginKind(
-        parameters=("answer", "prompt", "signals"),
-        wanted=reward_forms.WANTED,
-        own_files=True,
-    ),
-    "source": PluginKind(parameters=("config",), wanted="def rows(config) -> rows or Prompts", own_files=True),
-    "engine": PluginKind(parameters=("policy",), wanted="def make(policy) -> Engine"),
-    "logger": PluginKind(
-        parameters=("folder",), wanted="a class with __init__(self, folder), metrics(self, step, values), close(self)"
-    ),
-}
-"""Every kind of plug-in."""
+GIVEN = "<function "
+"""How a recipe's name for what a Python program gave as an object begins, where nobody can import it."""
 
 REGISTERED: dict[tuple[Kind, str], Any] = {}
 """What Python code has handed over, by kind and the name that stands for it in the recipe."""
@@ -83,6 +42,9 @@ LOADED: dict[str, tuple[Path, int, int]] = {}
 APPENDED: list[str] = []
 """Folders of the user's that stand last on `sys.path`."""
 
+PATIENCE = Deadlines().start
+"""Seconds in which a module is imported, where no recipe says another number."""
+
 LOADING = threading.RLock()
 """Workers in threads of one process import the same modules."""
 
@@ -92,21 +54,38 @@ def is_plugin(name: str) -> bool:
     return ":" in name
 
 
+def is_given(name: str) -> bool:
+    """True for what stands for something that a Python program gave as an object, and that nobody can import."""
+    return name.startswith(GIVEN)
+
+
+def lost(kind: Kind, name: str, field: str) -> Iterator[Problem]:
+    """Something that was given as an object, and is not there."""
+    if is_given(name):
+        argument = "rewards=[...]" if kind == "reward" else f"{kind}=..."
+        fix = f"give it again, as in stretto.resume(folder, {argument}); or put it in a .py file, named as module:name"
+        reason = f"{name} was given as a Python object, and nothing can be found by this name"
+        yield Problem(field=field, reason=reason, fix=fix)
+
+
 def folders_of(root: Path) -> tuple[str, ...]:
     """Where modules of the user's are looked for: the recipe's folder, then the working folder."""
     return tuple(dict.fromkeys((os.path.abspath(root), str(Path.cwd()))))
 
 
-def plugins_of(recipe: Recipe) -> Iterator[tuple[Kind, str, str]]:
-    """(kind, recipe key, module:name) of every plug-in that a recipe names, but for its rewards."""
+def plugins_of(recipe: Recipe, *, training: bool = True) -> Iterator[tuple[Kind, str, str]]:
+    """(kind, recipe key, module:name) of every plug-in that a recipe names, but for its rewards; with an algorithm that
+    was given as an object, which is found by its name in this process. Without `training`, those that a model which is
+    only asked needs."""
     named: list[tuple[Kind, str, str]] = [
         ("source", "task.source.kind", recipe.task.source.kind),
         ("environment", "environment.kind", recipe.environment.kind),
-        ("algorithm", "algorithm.name", recipe.algorithm.name),
         ("engine", "engine.kind", recipe.engine.kind),
-        *(("logger", "log", name) for name in recipe.log),
     ]
-    yield from ((kind, field, name) for kind, field, name in named if is_plugin(name))
+    if training:
+        named.append(("algorithm", "algorithm.name", recipe.algorithm.name))
+        named += [("logger", "log", name) for name in recipe.log]
+    yield from (each for each in named if is_plugin(each[2]) or (each[0] == "algorithm" and is_given(each[2])))
 
 
 def register(kind: Kind, thing: Any) -> str:
@@ -127,14 +106,17 @@ def register(kind: Kind, thing: Any) -> str:
 def problems(kind: Kind, name: str, folders: Sequence[str], *, field: str) -> Iterator[Problem]:
     """What is wrong with a `module:name`, as far as it can be seen without running anything."""
     if (kind, name) in REGISTERED:
-        if why := _unfit(kind, REGISTERED[kind, name]):
+        if why := unfit(kind, REGISTERED[kind, name]):
             yield _problem(kind, name, field, why)
+        return
+    if is_given(name):
+        yield from lost(kind, name, field)
         return
     if name.startswith("__main__:"):
         reason = f"{name} was written in a notebook or a script, where other processes and later runs cannot find it"
         yield Problem(field=field, reason=reason, fix="write it into a file beside the recipe and name it as file:name")
         return
-    with LOADING:
+    with _alone():
         _append(folders)
     if missing := exists(name, folders):
         yield Problem(field=field, reason=missing, fix=_fix(kind, "correct the name, or write the module"))
@@ -196,30 +178,38 @@ def _class_written_wrong(asked: PluginKind, node: ast.ClassDef) -> str | None:
 # Imported -------------------------------------------------------------------------------------------------------------
 
 
-def resolve(kind: Kind, name: str, folders: Sequence[str], *, field: str, where: str = "") -> Any:
-    """What a `module:name` is, to be called as its kind is. RecipeError if it cannot be imported or is something else.
+def resolve(
+    kind: Kind, name: str, folders: Sequence[str], *, field: str, where: str = "", seconds: float = PATIENCE
+) -> Any:
+    """What a `module:name` is, to be called as its kind is. RecipeError if it cannot be imported or is something else,
+    DeadlineError if its module is not imported in so many seconds.
 
     `where` names the process, if that is not the one of the command.
     """
     if (kind, name) in REGISTERED:
         found = REGISTERED[kind, name]
     else:
-        found = _imported(kind, name, folders, field=field, where=f" in {where}" if where else "")
-    if why := _unfit(kind, found):
+        found = _imported(kind, name, folders, field=field, where=f" in {where}" if where else "", seconds=seconds)
+    if why := unfit(kind, found):
         raise RecipeError(_problem(kind, name, field, why))
-    return _called(kind, found)
+    return function_of(kind, found)
 
 
-def _imported(kind: Kind, name: str, folders: Sequence[str], *, field: str, where: str) -> Any:
+def _imported(kind: Kind, name: str, folders: Sequence[str], *, field: str, where: str, seconds: float) -> Any:
     looked = ", ".join(folders)
     for problem in problems(kind, name, folders, field=field):
         reason = f"{problem.reason}{where and f'{where}, which looks in {looked} and among the packages there'}"
         fix = f"put the file there on every host; or {problem.fix}" if where else problem.fix
         raise RecipeError(Problem(field=problem.field, reason=reason, fix=fix))
     module, _, attribute = name.partition(":")
+    loading = begun(load, module, folders)  # a thread, which is left behind where it never ends
     try:
-        return getattr(load(module, folders), attribute)
+        return getattr(loading.result(timeout=seconds), attribute)
     except (Exception, SystemExit) as error:
+        if not loading.done():
+            text = f"{field}: {name} is still being imported{where} after {seconds:g} s"
+            fix = f"look what {module} does at its top: it may wait for something; or raise deadlines.start"
+            raise DeadlineError(f"{text}\n    fix: {fix}") from error
         reason = f"{name} cannot be imported{where}: {describe_error(error, folders)}"
         reason += f"; looked for in {looked}" if where else ""
         raise RecipeError(Problem(field=field, reason=reason, fix="mend the file, or install what it needs")) from error
@@ -227,7 +217,7 @@ def _imported(kind: Kind, name: str, folders: Sequence[str], *, field: str, wher
 
 def load(module: str, folders: Sequence[str]) -> ModuleType:
     """Imports a module of the user's; anew, if a file that it is made of is another than when it was imported."""
-    with LOADING:
+    with _alone():
         files = sources(f"{module}:", folders)
         own = {name: path for name, path in files.items() if _within(path, folders)}
         if any(name in own and stamp != _stamp(own[name]) for name, stamp in LOADED.items()):
@@ -240,6 +230,17 @@ def load(module: str, folders: Sequence[str]) -> ModuleType:
         new = {name: path for name, path in own.items() if name not in before and _file(name) == str(path)}
         LOADED.update({name: _stamp(path) for name, path in new.items()})
         return found
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Nobody else imports within it. DeadlineError where what somebody else imports never ends."""
+    if not LOADING.acquire(timeout=PATIENCE):
+        raise DeadlineError("a module of an earlier call is still being imported\n    fix: begin with a new process")
+    try:
+        yield
+    finally:
+        LOADING.release()
 
 
 def _append(folders: Sequence[str]) -> None:
@@ -276,74 +277,3 @@ def describe_error(error: BaseException, folders: Sequence[str]) -> str:
     mine = [frame for frame in frames if _within(Path(frame.filename), folders)]
     text = f"{type(error).__name__}: {error}".splitlines()[0][:300]
     return f"{text} ({mine[-1].filename}, line {mine[-1].lineno})" if mine else text
-
-
-def _unfit(kind: Kind, found: Any) -> str | None:
-    """Why an object is not what its kind asks for, or none."""
-    asked = KINDS[kind]
-    called = found
-    if asked.method and not inspect.isroutine(found):
-        if inspect.isclass(found) and (why := _refuses(found, ())):
-            return f"is a class that cannot be made without arguments: {why}"
-        if asked.tools and tool_methods(found):
-            return None
-        called = getattr(found, asked.method, None if inspect.isclass(found) or not callable(found) else found)
-        if called is None:
-            kept = f"is {'a class' if inspect.isclass(found) else f'an object of {type(found).__name__}'}"
-            return f"{kept} without a method {asked.method}"
-    if not callable(called):
-        return f"is not callable; it is {type(called).__name__}"
-    if asked.asynchronous and not _is_async(called):
-        return "is not async"
-    if kind == "reward" and (parameters := reward_forms.Parameters.of(called)):
-        return reward_forms.refusal(parameters)
-    extra = (None,) if inspect.isclass(found) and asked.method else ()
-    if why := _refuses(called, (*extra, *asked.parameters)):
-        return f"cannot be called with ({', '.join(asked.parameters)}): {why}"
-    return None
-
-
-def tool_methods(found: Any) -> list[str]:
-    """The methods of a class that are tools, where it has no `run`: public ones, but for those that begin and judge."""
-    if not inspect.isclass(found) or hasattr(found, "run"):
-        return []
-    return [name for name, _ in inspect.getmembers(found, inspect.isfunction) if is_tool(name)]
-
-
-def is_tool(name: str) -> bool:
-    """True for the name of a method that the model may call."""
-    return not name.startswith("_") and name not in ("reset", "get_reward")
-
-
-def _is_async(called: Any) -> bool:
-    called = inspect.unwrap(called)
-    while isinstance(called, partial):
-        called = inspect.unwrap(called.func)
-    return inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(type(called).__call__)
-
-
-def _refuses(called: Callable[..., Any], arguments: Sequence[Any]) -> str | None:
-    """Why something cannot be called with so many arguments; what does not say so may be."""
-    try:
-        inspect.signature(called).bind(*arguments)
-    except TypeError as error:
-        return str(error)
-    except ValueError:
-        return None
-    return None
-
-
-def _called(kind: Kind, found: Any) -> Any:
-    """What is called: of an object its method; a class is made anew for every call, so that calls share nothing."""
-    method = KINDS[kind].method
-    if method is None or inspect.isroutine(found):
-        return found
-    if KINDS[kind].tools and tool_methods(found):
-        return found
-    if inspect.isclass(found):
-
-        async def anew(*arguments: Any) -> Any:
-            return await getattr(found(), method)(*arguments)
-
-        return anew
-    return getattr(found, method, found)

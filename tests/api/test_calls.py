@@ -53,6 +53,15 @@ def mine(section):
     return replace(build(section), name="mine")
 
 
+def others(function):
+    """Another of the same name."""
+
+    def mine(section):
+        return function(section)
+
+    return mine
+
+
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -289,6 +298,10 @@ def test_a_recipe_by_hand_keeps_every_rule():
     assert not Path("runs").exists()
 
 
+ENDLESS = {}
+ENDLESS["again"] = ENDLESS
+
+
 @pytest.mark.parametrize(
     ("source", "field"),
     [
@@ -297,6 +310,10 @@ def test_a_recipe_by_hand_keeps_every_rule():
         ("absent.yaml", "absent.yaml"),
         ({"seed": {1, 2}}, "seed"),
         ({"seed": float("nan")}, "seed"),
+        ({5: {}}, "5"),
+        ({None: 2}, "None"),
+        ({"optimizer": {1: 2}}, "optimizer.1"),
+        (ENDLESS, "again.again"),
         ({"batch": {"sampels": 1}}, "batch.sampels"),
     ],
 )
@@ -307,14 +324,41 @@ def test_what_is_no_recipe_is_refused(source, field):
     assert field in [problem.field for problem in refused.value.problems]
 
 
-def test_a_dict_is_read_and_not_kept(elsewhere):
+def test_a_dict_is_read_and_not_kept_and_an_algorithm_from_a_notebook_is_given_again(elsewhere):
     data = {**RECIPE, "run": {"steps": 1}, "batch": {"prompts": 2, "samples": 2}, "seed": 3}
     before = json.dumps(data)
     changes = ["seed=4", {"evaluate.every": 0}]
     run = stretto.train(data, changes=changes, algorithm=mine, name="mine", quiet=True)
     assert json.dumps(data) == before
     assert (run.folder, run.recipe.seed) == (Path("runs/mine-001"), 4)
-    assert run.recipe.algorithm.name.endswith(":mine")
+    assert run.recipe.algorithm.name == "<function mine>"
+    assert run.evaluate().n == 4 and len(stretto.sample(run.folder, "0=")) == 1, "whoever asks needs none"
+    more = {"changes": {"run.steps": 2}, "allow": ["run.steps"], "quiet": True}
+    with pytest.raises(RecipeError, match=r"algorithm\.name: <function mine> was given as a Python object"):
+        stretto.resume(run, **more)
+    with pytest.raises(RecipeError, match=r"algorithm\.name: <function mine> differs from what this run was trained"):
+        stretto.resume(run, algorithm=others(mine), **more)
+    assert stretto.resume(run, algorithm=mine, **more).steps == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"changes": None}, "changes"),
+        ({"changes": 5}, "changes"),
+        ({"changes": [("optimizer.lr", 1e-4)]}, "changes"),
+        ({"changes": {5: 1}}, "5"),
+        ({"name": "a/b"}, "name"),
+        ({"name": "../x"}, "name"),
+        ({"name": ""}, "name"),
+        ({"name": "a\0b"}, "name"),
+    ],
+)
+def test_changes_and_names_that_are_none_are_refused(given, field):
+    with pytest.raises(RecipeError) as refused:
+        stretto.train(data_with(), **given)
+    assert [problem.field for problem in refused.value.problems] == [field]
+    assert not Path("runs").exists()
 
 
 def test_a_plan_is_what_the_command_line_prints(elsewhere, capsys):
@@ -382,6 +426,45 @@ def test_functions_have_names_of_their_own_in_the_recipe(elsewhere):
     ]  # fmt: skip
     assert [part["name"] for part in changes["rewards"]] == ["lambda", "lambda_2", "Judge", "math"]
     assert set(functions.rewards) == {"<function lambda>", "<function lambda_2>", "<function Judge>"}
+
+
+class Asks:
+    """An environment."""
+
+    async def run(self, prompt, model):
+        return await twice(prompt, model)
+
+
+class Adds:
+    """An environment of tools."""
+
+    def add(self, amount: int) -> int:
+        """Adds.
+
+        Args:
+            amount: How much.
+        """
+        return amount
+
+
+def graded(scale, answer, prompt, signals):
+    return scale * len(answer)
+
+
+def test_what_was_given_is_told_by_its_own_source(elsewhere):
+    """Not by that of what stretto wraps it in; what a partial fills in belongs to it."""
+
+    def told(**given):
+        functions, _ = collect(**given, root=elsewhere)
+        (digest,) = functions.sources(functions.kinds).values()
+        return digest
+
+    rewards = [partial(graded, 1.0), partial(graded, 2.0), Judge(), Judge().__call__, longer]
+    digests = [told(environment=each) for each in (twice, Asks, Asks(), Asks().run, Adds)]
+    digests += [told(rewards=[each]) for each in rewards]
+    assert None not in digests and len(set(digests)) == 7
+    assert digests[1] == digests[2] == digests[3] and digests[7] == digests[8]
+    assert told(algorithm=mine) != told(algorithm=others(mine))
 
 
 def test_a_function_that_workers_find_is_named_as_they_do(elsewhere, monkeypatch):

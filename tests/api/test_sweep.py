@@ -9,11 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import stretto
 from running import data_with, lines, written
-from stretto.api.sweep import shares_of_machine
+from stretto.api.sweep_runs import shares_of_machine
 from stretto.cli.main import main
 from stretto.cli.sweep import grid_of
 from stretto.errors import RecipeError
@@ -76,10 +77,18 @@ def test_a_sweep_that_was_refused_leaves_its_folder_to_what_is_meant(tmp_path):
     assert not place.exists()
 
 
-@pytest.mark.parametrize("grid", [{}, {"seed": []}, {"seed": "012"}, {"seed": range(40), "optimizer.lr": [0.1] * 40}])
+@pytest.mark.parametrize(
+    "grid",
+    [
+        {}, None, ["seed"], {"seed": []}, {"seed": "012"}, {"seed": 1}, {"seed": {1: 2}}, {"seed": [{1}]},
+        {"seed": range(40), "optimizer.lr": [0.1] * 40},
+    ],
+)  # fmt: skip
 def test_a_grid_that_is_none_is_refused(grid):
     with pytest.raises(RecipeError, match="grid"):
         stretto.sweep(data_with(), grid, quiet=True)
+    with pytest.raises(TypeError, match=r"sweep\(\) got an unexpected keyword argument 'misspelt'"):
+        stretto.sweep(data_with(), grid, misspelt=1)
 
 
 def test_a_folder_of_another_sweep_is_refused(tmp_path):
@@ -104,10 +113,25 @@ def test_functions_given_as_objects_are_part_of_what_a_sweep_is(tmp_path, monkey
         return -3.0
 
     bad.__name__ = bad.__qualname__ = "good"
-    found = [stretto.sweep(data_with(**SMALL), {"seed": [0]}, rewards=[each], quiet=True) for each in (good, bad)]
+    grids = [{"seed": (np.int64(seed) for seed in (0,))}, {"seed": np.arange(1)}]
+    tried = zip(grids, (good, bad), strict=True)
+    found = [stretto.sweep(data_with(**SMALL), grid, rewards=[each], quiet=True) for grid, each in tried]
+    assert json.loads((found[0].folder / "sweep.json").read_text())["grid"] == {"seed": [0]}
+    assert found[0].runs[0].evaluate().accuracy == 1.0, "it knows the functions that it was given"
     assert [result.runs[0].metrics[-1]["reward/mean"] for result in found] == [1.0, -3.0]
     lowest = max(float(pair.split(",")[1]) for pair in re.findall(r"[\d.]+,[\d.]+", found[1].picture()))
     assert lowest < 360, "a reward below zero is drawn within the picture"
+
+
+def test_a_run_that_its_own_time_ends_is_noted_and_the_next_begins(tmp_path):
+    told, grid = [], {"run.until": ["1s", "1d"]}
+
+    def slow(event):
+        time.sleep(1.1 if event.folder.name == "until=1s" else 0)
+
+    found = stretto.sweep(data_with(**SMALL), grid, callbacks=[slow], quiet=True, note=told.append)
+    assert found.runs[0].steps < found.runs[1].steps == 3 and not found.failures
+    assert any(text.startswith("until=1s: its time is over (run.until): stopped ") for text in told)
 
 
 def test_without_commas_there_is_nothing_to_sweep(tmp_path, capsys):

@@ -13,6 +13,7 @@ import pytest
 from stretto import __version__
 from stretto.api import recipes as opening
 from stretto.cli import main as entry
+from stretto.cli import render
 from stretto.cli.main import main
 from stretto.errors import DeadlineError, EngineError
 from stretto.recipe.load import load_recipe
@@ -48,6 +49,11 @@ def test_check_prints_the_recipe_the_objective_and_the_batch(recipe, tmp_path, c
     (tmp_path / "printed.yaml").write_text(printed)
     assert load_recipe(tmp_path / "printed.yaml").seed == 7
     assert main(["check", "printed.yaml"]) == 0
+
+
+def test_json_has_null_where_a_number_is_none(capsys):
+    render.document({"accuracy": float("nan"), "interval": (0.5, float("inf"))})
+    assert json.loads(capsys.readouterr().out) == {"accuracy": None, "interval": [0.5, None]}
 
 
 def test_check_reads_and_leaves_no_trace(recipe, tmp_path):

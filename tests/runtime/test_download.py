@@ -1,12 +1,13 @@
 """Models of the hub are fetched before the deadline of loading begins; what cannot be fetched is left to loading."""
 
 import json
+from contextlib import contextmanager
 
 import pytest
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from running import recipe_in
-from stretto.runtime import download, questions
+from stretto.runtime import build, download, questions
 
 PARTS = {"weight_map": {"a": "model-2.safetensors", "b": "model-1.safetensors", "c": "model-2.safetensors"}}
 
@@ -81,9 +82,19 @@ def test_models_that_are_here_are_left_alone(tmp_path, monkeypatch):
     assert notes == []
 
 
-def test_the_deadline_of_loading_begins_after_it(tmp_path, monkeypatch):
-    order, starting = [], questions.startup_deadline
-    monkeypatch.setattr(questions, "fetch_models", lambda *rest: order.append("fetched"))
-    monkeypatch.setattr(questions, "startup_deadline", lambda *rest: order.append("loading") or starting(*rest))
+def test_rewards_are_tried_before_it_and_the_deadline_of_loading_begins_after_it(tmp_path, monkeypatch):
+    order = []
+
+    async def rehearse(rewards, prompts):
+        order.append("rehearsed")
+
+    @contextmanager
+    def loading(*rest):
+        order.append("loading")
+        yield
+
+    monkeypatch.setattr(build, "rehearse", rehearse)
+    monkeypatch.setattr(build, "fetch_models", lambda *rest: order.append("fetched"))
+    monkeypatch.setattr(questions, "startup_deadline", loading)
     questions.evaluate_recipe(recipe_in(tmp_path), root=tmp_path)
-    assert order == ["fetched", "loading"]
+    assert order == ["rehearsed", "fetched", "loading"]

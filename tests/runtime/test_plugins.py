@@ -3,9 +3,12 @@
 import asyncio
 import json
 import os
+import sys
+from dataclasses import replace
 
 import pytest
 
+import stretto
 from crewed import STEPS, alone, distance, together
 from running import Quiet, assert_same_run, metrics, recipe_in, resume, samples, start, tensors
 from stretto.cli.main import main
@@ -60,9 +63,11 @@ class Log:
     def metrics(self, step, values):
         with self.file.open("a") as file: file.write(f"{step} ")
     def close(self): pass
+print("what a plug-in prints")
 class Raising(Log):
     def metrics(self, step, values): raise OSError("no such server")
 """,
+    "waits.py": "import time\ntime.sleep(3)\nclass Log:\n    def __init__(self, folder): ...\n",
     "engines.py": """
 from stretto.types import Receipt
 from stretto.engines.scripted import ScriptedEngine
@@ -123,6 +128,11 @@ def test_a_run_of_ones_own_parts_resumes_to_the_bit_and_is_evaluated(project):
     assert any("0=" in row["conversations"][0]["text"].partition("=")[2] for row in rows), "a second turn"
     assert questions.evaluate_run(whole).n == 4
     assert metrics(whole)[-1]["eval/accuracy"] is not None
+    (project / "mine.py").write_text("raise RuntimeError('whoever asks builds no algorithm')\n")
+    assert questions.evaluate_run(whole).n == 4
+    (project / "mine.py").unlink()
+    assert len(stretto.sample(whole, "0=", n=2)) == 2
+    assert stretto.evaluate(whole, changes="log=[absent:Log]").n == 4
 
 
 def test_changed_files_are_refused_on_resume_unless_they_are_allowed(project):
@@ -143,8 +153,11 @@ def test_changed_files_are_refused_on_resume_unless_they_are_allowed(project):
     assert resume(run, changes=["run.steps=2"], allow=allow).model.name == "step-000002"
 
 
-def test_metrics_go_to_a_logger_of_ones_own_and_one_that_raises_costs_nothing(project):
+def test_metrics_go_to_a_logger_of_ones_own_and_one_that_raises_costs_nothing(project, capsys):
     recipe = recipe_in(project, run__folder=str(project / "run"), run__steps=2, log=["logs:Log", "logs:Raising"])
+    assert main(["check", "--deep", "--json", str(project / "tiny.yaml")]) == 0
+    out, error = capsys.readouterr()
+    assert json.loads(out)["ok"] and "what a plug-in prints" in error
     quiet = Quiet()
     session.start(recipe, name="tiny", root=project, progress=quiet)
     assert (project / "run" / "log.txt").read_text() == "0 1 2 "
@@ -208,23 +221,39 @@ def test_an_engine_that_a_worker_cannot_make_is_named(kind, says, project):
         asyncio.run(together(recipe, project, "flatten"))
 
 
-def elsewhere(assignment):
-    """A worker on a host that has none of the files."""
-    import dataclasses
-    import sys
+class OnceAllAreAssigned(ThreadLauncher):
+    """Whoever assigns work to the second worker has the files, in this same process."""
 
-    from stretto.algorithms.catalog import OWN
-
-    OWN.clear()
-    sys.modules.pop("mine", None)
-    return Worker(dataclasses.replace(assignment, folders=("/nowhere",)))
+    async def start(self, assignment):
+        await asyncio.sleep(0)
+        return await super().start(assignment)
 
 
-def test_an_algorithm_that_only_a_worker_lacks_is_named_with_where_that_looks(project):
-    recipe = recipe_in(project, **OWN)
-    said = r"algorithm.name: there is no module 'mine' in /nowhere in the worker of localhost/cpu:\d on .*/nowhere"
+class Elsewhere(Worker):
+    """A worker on a host that has none of the files, and that must load nothing before it says so."""
+
+    def __init__(self, assignment):
+        from stretto.algorithms.catalog import OWN
+
+        OWN.clear()
+        sys.modules.pop("mine", None)
+        super().__init__(replace(assignment, folders=("/nowhere",)))
+
+    def _load(self, device):
+        raise AssertionError("loaded")
+
+
+@pytest.mark.parametrize(
+    ("field", "module", "parts"),
+    [("algorithm.name", "mine", OWN), ("engine.kind", "engines", {"engine__kind": "engines:one"})],
+)
+def test_what_only_a_worker_lacks_is_named_with_where_that_looks_before_anything_is_loaded(
+    field, module, parts, project
+):
+    recipe = recipe_in(project, **parts)
+    said = rf"{field}: .*'{module}' .* in the worker of localhost/cpu:\d on .*/nowhere"
     with pytest.raises(RecipeError, match=said):
-        asyncio.run(together(recipe, project, "flatten", launcher=ThreadLauncher(elsewhere)))
+        asyncio.run(together(recipe, project, "flatten", launcher=OnceAllAreAssigned(Elsewhere)))
 
 
 BAD = [
@@ -237,6 +266,7 @@ BAD = [
     ("rewards.0.kind=mygame:play", "rewards.0.kind: mygame:play takes (prompt, model)"),
     ("engine.kind=absent:make", "engine.kind: there is no module 'absent'"),
     ("log=[absent:Log]", "log: there is no module 'absent'"),
+    ("log=[waits:Log]", "log: waits:Log is still being imported after 0.2 s"),
     ("task.source={kind: absent:rows}", "task.source.kind: there is no module 'absent'"),
 ]
 
@@ -244,7 +274,10 @@ BAD = [
 @pytest.mark.parametrize(("change", "says"), BAD)
 def test_a_part_that_is_missing_or_wrong_ends_with_code_2_before_anything_starts(change, says, project, capsys):
     recipe_in(project, **OWN)
-    assert main(["train", str(project / "tiny.yaml"), change, f"run.folder={project / 'run'}"]) == 2
+    hangs = "waits" in change
+    more = ["deadlines.start=0.2"] if hangs else []
+    code = main(["train", str(project / "tiny.yaml"), change, f"run.folder={project / 'run'}", *more])
+    assert code == (3 if hangs else 2)
     error = capsys.readouterr().err
     assert says in error and "fix:" in error and "Traceback" not in error
     assert not (project / "run").exists()

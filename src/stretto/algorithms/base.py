@@ -134,17 +134,19 @@ def keep(group: Group) -> bool:
     return False
 
 
-def build(section: AlgorithmSection, folders: Sequence[str] = (), *, where: str = "") -> Algorithm:
+def build(
+    section: AlgorithmSection, folders: Sequence[str] = (), *, where: str = "", seconds: float = plugins.PATIENCE
+) -> Algorithm:
     """The algorithm a recipe names, with its numbers; one by module:name is looked for in these folders.
 
-    `where` names the process, if that is not the one of the command.
+    `where` names the process, if that is not the one of the command; `seconds` are those in which it is imported.
     """
-    if not plugins.is_plugin(section.name):
+    if not plugins.is_plugin(section.name) and not plugins.is_given(section.name):
         built_in: Algorithm = importlib.import_module(facts_of(section.name).module).build(section)
         return built_in
     if section.name not in OWN:  # in a worker's process; elsewhere the recipe was checked
         announce(section.name, folders)
-    function = plugins.resolve("algorithm", section.name, folders, field=FIELD, where=where)
+    function = plugins.resolve("algorithm", section.name, folders, field=FIELD, where=where, seconds=seconds)
     try:
         algorithm = function(section)
     except StrettoError:

@@ -39,13 +39,14 @@ def usual(name: str) -> AlgorithmFacts:
 
 
 def announce(name: str, folders: Sequence[str]) -> list[Problem]:
-    """Makes the facts of an algorithm by module:name known to this process; returns what is wrong with it.
+    """Makes the facts of an algorithm of the user's known to this process; returns what is wrong with its file.
 
     Without facts that make sense it is known by the usual ones, so that whoever asks more has an answer.
     """
-    if not plugins.is_plugin(name):
+    given = plugins.is_given(name)  # whether it was given again is no question of files
+    if not given and not plugins.is_plugin(name):
         return []
-    facts, found = usual(name), list(plugins.problems("algorithm", name, folders, field=FIELD))
+    facts, found = usual(name), [] if given else list(plugins.problems("algorithm", name, folders, field=FIELD))
     if not found:
         try:
             facts = _facts(name, folders) or facts

@@ -61,6 +61,7 @@ def train(
     default runs/<name>-<NNN>. `quiet` prints nothing; `progress` shows the run in another way.
     """
     refuse_copies("train", recipe)
+    _refuse_name(name)
     root = folder_of(recipe)
     functions, own = collect(
         rewards=rewards, environment=environment, algorithm=algorithm, callbacks=callbacks, root=root
@@ -76,7 +77,7 @@ def train(
         from stretto.runtime.session import start
 
         finished = start(opened, name=called, root=root, progress=_shown(progress, quiet), given=given)
-        return Run(finished.folder, rewards, environment)
+        return Run(finished.folder, rewards, environment, algorithm)
 
     with _served(functions) as given:
         return threads.outside_loops(work, given)
@@ -121,7 +122,7 @@ def resume(
 
         shown = _shown(progress, quiet)
         finished = go_on(place, changes=own, allow=tuple(allow), restart=restart, progress=shown, given=given)
-        return Run(finished.folder, rewards, environment)
+        return Run(finished.folder, rewards, environment, algorithm)
 
     with _served(functions) as given:
         return threads.outside_loops(work, given)
@@ -317,6 +318,13 @@ def _note(quiet: bool) -> Note:
             print(f"note: {text}", file=sys.stderr)
 
     return note
+
+
+def _refuse_name(name: Any) -> None:
+    """What no folder below runs/ can be called after."""
+    if name is not None and not (isinstance(name, str) and name and name.isprintable() and Path(name).name == name):
+        fix = "use letters, digits, - and _; to have the run elsewhere, give its folder"
+        raise RecipeError.of("name", f"{name!r} is no name of a folder", fix)
 
 
 def _refuse_numbers(**given: Any) -> None:

@@ -21,6 +21,7 @@ from stretto.environments.base import Environment
 from stretto.errors import Problem, RecipeError
 from stretto.placement.build import OPEN, named_by_cells
 from stretto.placement.cluster import parse_cluster
+from stretto.plugin_kinds import Kind
 from stretto.recipe.load import plain
 from stretto.recipe.schema import Recipe, RewardPart
 from stretto.runtime.user_functions import Callback, StepEvent, UserFunctions
@@ -50,8 +51,8 @@ class Collected:
     """Kind -> reward function."""
     environments: dict[str, Environment] = field(default_factory=dict)
     """Kind -> environment."""
-    algorithm: str | None = None
-    """The name of an algorithm that only this process knows."""
+    nameless: dict[str, object] = field(default_factory=dict)
+    """Kind -> what was given, of all that nobody can import."""
     callbacks: list[Callable[[StepEvent], object]] = field(default_factory=list)
     """What is called after each step."""
     problems: list[Problem] = field(default_factory=list)
@@ -81,7 +82,7 @@ def collect(
     functions = UserFunctions(
         rewards=found.rewards,
         environments=found.environments,
-        algorithm=found.algorithm,
+        nameless=found.nameless,
         callbacks=tuple(found.callbacks),
     )
     return functions, found.changes
@@ -101,7 +102,7 @@ def refuse_several_devices(functions: UserFunctions, recipe: Recipe) -> None:
     problems = [
         Problem(field=key, reason=reason.format(kind=kind), fix=f"{IN_A_FILE}, or use one device")
         for key, kind in told.items()
-        if kind in functions.nameless or kind == functions.algorithm
+        if kind in functions.nameless
     ]
     if problems:
         raise RecipeError(*problems)
@@ -118,7 +119,8 @@ def _rewards(found: Collected, given: Sequence[RewardLike]) -> list[Any]:
         if callable(kind):
             name = _name(kind)
             function = _resolved(found, "reward", kind, f"rewards.{index}")
-            part["kind"] = _kind(found, found.rewards, kind, function)
+            part["kind"] = _kind(found, kind)
+            found.rewards[part["kind"]] = function
         elif isinstance(kind, str):
             name = re.sub(r"\W", "_", kind.rpartition(":")[2], flags=re.ASCII)
         if "name" not in part and name:
@@ -130,7 +132,9 @@ def _rewards(found: Collected, given: Sequence[RewardLike]) -> list[Any]:
 def _environment(found: Collected, given: Environment | str) -> str:
     if isinstance(given, str):
         return given
-    return _kind(found, found.environments, given, _resolved(found, "environment", given, "environment"))
+    function, kind = _resolved(found, "environment", given, "environment"), _kind(found, given)
+    found.environments[kind] = function
+    return kind
 
 
 def _algorithm(found: Collected, given: Callable[..., Any] | str) -> str:
@@ -138,13 +142,13 @@ def _algorithm(found: Collected, given: Callable[..., Any] | str) -> str:
     if isinstance(given, str):
         return given
     _resolved(found, "algorithm", given, "algorithm")
-    named = importable(given, found.paths)
-    if named is None:
-        found.algorithm = named = plugins.register("algorithm", given)
-    return named
+    name = _kind(found, given)
+    if name in found.nameless:
+        plugins.REGISTERED["algorithm", name] = given
+    return name
 
 
-def _resolved(found: Collected, kind: plugins.Kind, given: Any, field: str) -> Any:
+def _resolved(found: Collected, kind: Kind, given: Any, field: str) -> Any:
     """What is called of something given; notes what is wrong with it."""
     name = plugins.register(kind, given)
     try:
@@ -236,12 +240,13 @@ def importable(function: Any, paths: Sequence[str]) -> str | None:
     return target if getattr(loaded, "__file__", None) == top.origin else None
 
 
-def _kind(found: Collected, functions: dict[str, Any], given: Any, function: Any) -> str:
+def _kind(found: Collected, given: Any) -> str:
     """What the recipe calls what was given: as others can import it, or by a name that only says what it was."""
     kind = importable(given, found.paths)
     if kind is None:
-        kind = f"<function {_unused(_name(given), [each[len('<function ') : -1] for each in functions])}>"
-    functions[kind] = function
+        taken = [each.removeprefix(plugins.GIVEN)[:-1] for each in found.nameless]
+        kind = f"{plugins.GIVEN}{_unused(_name(given), taken)}>"
+        found.nameless[kind] = given
     return kind
 
 

@@ -56,7 +56,7 @@ def check_deeply(recipe: Recipe, root: Path, *, training: bool = True) -> None:
     """Raises a RecipeError with every problem of the second tier; `training` is as in `open_recipe`."""
     from stretto.checks.deep import deep_problems
 
-    problems = deep_problems(recipe, root)
+    problems = deep_problems(recipe, root, training=training)
     if training and not problems:
         from stretto.runtime.value_table import value_problems
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,8 @@ class Run:
     """The rewards that were given for it, for evaluations."""
     environment: Environment | str | None = field(default=None, repr=False)
     """The environment that was given for it."""
+    algorithm: Callable[..., Any] | str | None = field(default=None, repr=False)
+    """The algorithm that was given for it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
@@ -80,7 +82,8 @@ class Run:
         """Asks the newest checkpoint the held-out prompts; `changes` are as in `stretto.evaluate`."""
         from stretto.api.calls import evaluate
 
-        return evaluate(self, rewards=self.rewards, environment=self.environment, changes=changes)
+        given: dict[str, Any] = {"rewards": self.rewards, "environment": self.environment, "algorithm": self.algorithm}
+        return evaluate(self, **given, changes=changes)
 
     def sample(self, prompts: str | Sequence[str | Sequence[Message]], *, n: int = 1, **options: Any) -> list[Answer]:
         """What the newest checkpoint answers; `options` are those of `stretto.sample`."""

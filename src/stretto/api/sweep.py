@@ -9,34 +9,28 @@ processes of their own, each with its share of the cores or GPUs.
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 import os
 import re
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
-from stretto.api.calls import check, resume, train
-from stretto.api.functions import collect
+from stretto.api.calls import check
+from stretto.api.functions import RewardLike, collect
 from stretto.api.run import Run
-from stretto.errors import Problem, RecipeError, StrettoError
-from stretto.recipe.load import Changes, RecipeSource, folder_of, listed, load_recipe
+from stretto.api.sweep_runs import GridRun, SweepWork
+from stretto.environments.base import Environment
+from stretto.errors import Problem, RecipeError
+from stretto.recipe.load import Changes, RecipeSource, folder_of, listed, load_recipe, plain
 from stretto.recipe.schema import Recipe
 from stretto.report.read_run import RunRecord
 from stretto.report.sweep_page import SweptRun, page, picture
 from stretto.runtime.interrupt import ended_by_signals
+from stretto.runtime.user_functions import Callback
 from stretto.storage.atomic import replace, to_json
-from stretto.storage.lock import is_held
-from stretto.storage.run_folder import forget_unbegun
 
 FORMAT = 1
 """Version of sweep.json."""
@@ -47,7 +41,7 @@ RECORD = "sweep.json"
 MOST = 1000
 """Runs of a sweep; more are a slip."""
 
-Grid = Mapping[str, Sequence[Any]]
+Grid = Mapping[str, Iterable[Any]]
 """Dotted key -> the values to try."""
 
 
@@ -77,123 +71,92 @@ class Sweep:
         return [SweptRun(record=RunRecord(run.folder), setting=setting) for run, setting in found]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Planned:
-    """One of the runs."""
-
-    name: str
-    folder: Path
-    setting: Mapping[str, Any]
-
-    @property
-    def finished(self) -> bool:
-        with suppress(RecipeError):
-            record = RunRecord(self.folder)
-            last = self.folder / "checkpoints" / f"step-{record.steps:06d}" / "state" / "manifest.json"
-            return record.finished and last.is_file()
-        return False
-
-    @property
-    def begun(self) -> bool:
-        return (self.folder / "recipe.yaml").is_file()
-
-
 def sweep(
     recipe: RecipeSource,
     grid: Grid,
     *,
+    rewards: Sequence[RewardLike] | None = None,
+    environment: Environment | str | None = None,
+    algorithm: Callable[..., Any] | str | None = None,
+    callbacks: Sequence[Callback] = (),
     changes: Changes = (),
     folder: str | os.PathLike[str] | None = None,
     at_once: int = 1,
     quiet: bool = False,
     note: Callable[[str], None] | None = None,
-    **given: Any,
 ) -> Sweep:
     """Trains every combination of the values in `grid`, or goes on with a sweep that was stopped.
 
     `folder` is by default below runs/, and the same for the same recipe and values. `at_once` runs are processes beside
-    each other. `given` are the functions that `stretto.train` takes: rewards, environment, algorithm and callbacks.
+    each other. The functions are those that `stretto.train` takes.
     """
     told = note or (lambda text: None if quiet else print(text, flush=True))
-    base, combinations = load_recipe(recipe, changes), list(_combinations(grid))
-    functions = {name: each for name, each in given.items() if name != "callbacks"}
-    text = _identity(base, grid, functions, recipe)
+    changes, values = listed(changes), _values(grid)
+    base, combinations = load_recipe(recipe, changes), list(_combinations(values))
+    asked = {"rewards": rewards, "environment": environment, "algorithm": algorithm}
+    functions: dict[str, Any] = {name: each for name, each in asked.items() if each is not None}
+    text = _identity(base, values, functions, recipe)
     place = _place_of(folder, recipe, text)
-    runs = [_Planned(name=name, folder=place / name, setting=setting) for name, setting in _named(combinations)]
+    runs = [GridRun(name=name, folder=place / name, setting=setting) for name, setting in _named(combinations)]
     _refuse_wrong(recipe, changes, runs, functions)
+    given = functions | ({"callbacks": callbacks} if callbacks else {})
     _refuse_processes(recipe, at_once, given)
     _claim(place, text)
-    waiting = [run for run in runs if not run.finished]
-    told(f"sweep {place}: {len(runs)} runs, {len(runs) - len(waiting)} of them finished")
-    failures: dict[str, str] = {}
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def work(run: _Planned, share: Mapping[str, str]) -> None:
-        _wait_for_another(run, told)
-        if run.finished:
-            return
-        told(f"{run.name}: {'goes on' if run.begun else 'begins'} ({runs.index(run) + 1} of {len(runs)})")
-        try:
-            if at_once > 1:
-                _process(run, recipe, listed(changes), share, processes)
-            else:
-                _here(run, recipe, listed(changes), quiet, given)
-        except StrettoError as error:
-            failures[run.name] = str(error)
-            told(f"{run.name} failed: {error}")
-
+    told(f"sweep {place}: {len(runs)} runs, {sum(run.finished for run in runs)} of them finished")
+    work = SweepWork(recipe=recipe, changes=changes, given=given, at_once=at_once, quiet=quiet, told=told)
     try:
         with ended_by_signals():
-            _work_through(waiting, work, at_once, processes)
+            work.through(runs)
     except KeyboardInterrupt:
         told(f"stopped; the same command goes on with {place}")
         raise
-    done = [run for run in runs if run.begun and run.name not in failures]
+    done = [run for run in runs if run.begun and run.name not in work.failures]
     result = Sweep(
         folder=place,
-        runs=tuple(Run(run.folder) for run in done),
+        runs=tuple(Run(run.folder, **functions) for run in done),
         settings=tuple(run.setting for run in done),
-        failures=failures,
+        failures=work.failures,
     )
     if done:
         replace(place / "sweep.svg", [result.picture()])
     return result
 
 
-def _wait_for_another(run: _Planned, told: Callable[[str], None]) -> None:
-    """Returns when no other process trains the run, which a sweep that was killed may have left."""
-    if is_held(run.folder):
-        told(f"{run.name}: trains already, in a process of a sweep that was killed; waiting for that")
-    while is_held(run.folder):
-        time.sleep(1.0)
-
-
-def _identity(base: Recipe, grid: Grid, functions: Mapping[str, Any], recipe: RecipeSource) -> str:
+def _identity(
+    base: Recipe, values: Mapping[str, Sequence[Any]], functions: Mapping[str, Any], recipe: RecipeSource
+) -> str:
     """What a sweep is, as sweep.json has it: the recipe, the values, and what functions that are given as objects make
     of the recipe, with the source of those that have no name."""
-    told: dict[str, Any] = {"format": FORMAT, "recipe": base.model_dump(mode="json")}
-    told["grid"] = {key: list(values) for key, values in grid.items()}
+    told: dict[str, Any] = {"format": FORMAT, "recipe": base.model_dump(mode="json"), "grid": values}
     if functions:
         found, own = collect(**functions, root=folder_of(recipe))
         told |= {"given": own, "sources": found.sources(found.kinds)}
     return to_json(told, indent=1) + "\n"
 
 
-def _combinations(grid: Grid) -> Iterator[dict[str, Any]]:
+def _values(grid: Any) -> dict[str, list[Any]]:
+    """The values of each key, as a recipe can hold them. RecipeError if these are none."""
+    fix = 'give keys with lists of values, such as {"optimizer.lr": [1e-4, 1e-3]}'
+    if not isinstance(grid, Mapping) or not grid:
+        raise RecipeError.of("grid", f"is {grid!r} and names no values to try", fix)
+    found = {}
+    for key, values in grid.items():
+        if isinstance(values, str | Mapping) or not isinstance(values, Iterable) or not (tried := list(values)):
+            raise RecipeError.of("grid", f"{key} has {values!r} and no values to try", fix)
+        found[str(key)] = [plain(value) for value in tried]
+        try:
+            to_json(found[str(key)])
+        except TypeError as error:
+            raise RecipeError.of("grid", f"{key} has a value that no recipe can hold: {error}", fix) from None
+    return found
+
+
+def _combinations(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Every combination, the last key changing first."""
-    if not grid or any(isinstance(values, str) or not list(values) for values in grid.values()):
-        raise RecipeError.of("grid", "names no values to try", "give keys with lists of values")
-    if (count := _product(len(list(values)) for values in grid.values())) > MOST:
+    if (count := math.prod(map(len, grid.values()))) > MOST:
         raise RecipeError.of("grid", f"asks for {count:,} runs", f"use {MOST} or fewer")
     for values in product(*grid.values()):
         yield dict(zip(grid, values, strict=True))
-
-
-def _product(numbers: Iterator[int]) -> int:
-    total = 1
-    for number in numbers:
-        total *= number
-    return total
 
 
 def _named(combinations: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -237,12 +200,14 @@ def _claim(place: Path, text: str) -> None:
     replace(place / RECORD, [text])
 
 
-def _refuse_wrong(recipe: RecipeSource, changes: Changes, runs: Sequence[_Planned], given: Mapping[str, Any]) -> None:
+def _refuse_wrong(
+    recipe: RecipeSource, changes: Sequence[Any], runs: Sequence[GridRun], given: Mapping[str, Any]
+) -> None:
     """Everything wrong with any of the recipes, before the first begins."""
     problems: dict[Problem, None] = {}
     for run in runs:
         if not run.begun:
-            found = check(recipe, changes=[*listed(changes), dict(run.setting)], **given)
+            found = check(recipe, changes=[*changes, dict(run.setting)], **given)
             problems |= dict.fromkeys(found)
     if problems:
         raise RecipeError(*problems)
@@ -252,90 +217,3 @@ def _refuse_processes(recipe: RecipeSource, at_once: int, given: Mapping[str, An
     """What processes of their own could not be told."""
     if at_once > 1 and (given or not isinstance(recipe, str | os.PathLike)):
         raise RecipeError.of("at_once", "needs a recipe in a file and no functions given as objects", "use at_once=1")
-
-
-def _work_through(
-    runs: Sequence[_Planned],
-    work: Callable[[_Planned, Mapping[str, str]], None],
-    at_once: int,
-    processes: Sequence[subprocess.Popen[bytes]],
-) -> None:
-    """One after the other, or each as soon as one before it has ended. Ctrl-C is passed on to `processes`."""
-    if at_once <= 1:
-        for run in runs:
-            work(run, {})
-        return
-    shares: SimpleQueue[dict[str, str]] = SimpleQueue()
-    for share in shares_of_machine(at_once):
-        shares.put(share)
-
-    def one(run: _Planned) -> None:
-        share = shares.get()
-        try:
-            work(run, share)
-        finally:
-            shares.put(share)
-
-    with ThreadPoolExecutor(at_once) as pool:
-        try:
-            for done in [pool.submit(one, run) for run in runs]:
-                done.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in processes:
-                process.send_signal(signal.SIGINT)  # does nothing to one that has ended
-            raise
-
-
-def shares_of_machine(count: int) -> list[dict[str, str]]:
-    """What each of so many processes is told by its environment: its GPUs, or its number of threads."""
-    from stretto.checks.machine.facts import cores, look
-
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = named.split(",") if named else [str(index) for index in range(len(look().gpus))]
-    if not gpus:
-        return [{"OMP_NUM_THREADS": str(max(1, cores() // count))} for _ in range(count)]
-    if len(gpus) < count:
-        raise RecipeError.of("at_once", f"asks for {count} runs at once on {len(gpus)} GPUs", f"use {len(gpus)}")
-    size = len(gpus) // count
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[i * size : (i + 1) * size])} for i in range(count)]
-
-
-def _here(run: _Planned, recipe: RecipeSource, changes: Sequence[Any], quiet: bool, given: Mapping[str, Any]) -> None:
-    """Trains in this process."""
-    if run.begun:
-        resume(run.folder, quiet=quiet, **given)
-        return
-    if run.folder.is_dir():
-        forget_unbegun(run.folder)
-    train(recipe, changes=[*changes, dict(run.setting)], folder=run.folder, quiet=quiet, **given)
-
-
-def _process(
-    run: _Planned,
-    recipe: Any,
-    changes: Sequence[Any],
-    share: Mapping[str, str],
-    processes: list[subprocess.Popen[bytes]],
-) -> None:
-    """Trains in a process of its own, whose output is kept beside the run."""
-    if run.begun:
-        arguments = ["resume", os.fspath(run.folder)]
-    else:
-        if run.folder.is_dir():
-            forget_unbegun(run.folder)
-        texts = [change for change in changes if isinstance(change, str)]
-        pairs = [pair for change in changes if isinstance(change, Mapping) for pair in change.items()]
-        pairs += [*run.setting.items(), ("run.folder", os.fspath(run.folder))]
-        arguments = ["train", os.fspath(recipe), *texts, *(f"{key}={json.dumps(value)}" for key, value in pairs)]
-    log = run.folder.with_name(f"{run.name}.log")
-    with open(log, "ab") as output:
-        command = [sys.executable, "-m", "stretto", *arguments]
-        # In a session of its own, so that a Ctrl-C in the terminal reaches it once, from here.
-        process = subprocess.Popen(
-            command, stdout=output, stderr=output, env=os.environ | dict(share), start_new_session=True
-        )
-        processes.append(process)
-        code = process.wait()
-    if code:
-        raise StrettoError(f"exit code {code}; {log} says why")

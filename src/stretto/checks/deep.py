@@ -54,10 +54,10 @@ SHOWN = 3
 """Offending prompts named in a message."""
 
 
-def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
-    """Every problem of the second tier."""
+def deep_problems(recipe: Recipe, root: Path, *, training: bool = True) -> list[Problem]:
+    """Every problem of the second tier; `training` is as in `CheckContext`."""
     problems = device_problems(recipe)
-    if own := list(plugin_problems(recipe, root)):
+    if own := list(plugin_problems(recipe, root, training=training)):
         return [*problems, *own]
     try:
         prompts = load_prompts(recipe.task, root)

@@ -16,25 +16,26 @@ from stretto.errors import Problem, RecipeError
 from stretto.recipe.schema import Recipe
 
 
-def import_plugins(recipe: Recipe, root: Path) -> None:
+def import_plugins(recipe: Recipe, root: Path, *, training: bool = True) -> None:
     """RecipeError with everything that is wrong. Afterwards the facts of the recipe's algorithm are known."""
-    if problems := list(plugin_problems(recipe, root)):
+    if problems := list(plugin_problems(recipe, root, training=training)):
         raise RecipeError(*problems)
 
 
-def plugin_problems(recipe: Recipe, root: Path) -> Iterator[Problem]:
-    """What importing shows, and what building the algorithm shows."""
-    folders = plugins.folders_of(root)
+def plugin_problems(recipe: Recipe, root: Path, *, training: bool = True) -> Iterator[Problem]:
+    """What importing shows, and what building the algorithm shows. Without `training`, nothing that a model which is
+    only asked does without is imported."""
+    folders, seconds = plugins.folders_of(root), recipe.deadlines.start
     wrong = announce(recipe.algorithm.name, folders)
-    yield from wrong
-    for kind, field, name in plugins.plugins_of(recipe):
+    yield from wrong if training else ()
+    for kind, field, name in plugins.plugins_of(recipe, training=training):
         try:
             if kind == "algorithm" and not wrong:
-                yield from _too_few(recipe, build(recipe.algorithm, folders).min_samples)
+                yield from _too_few(recipe, build(recipe.algorithm, folders, seconds=seconds).min_samples)
             elif kind == "environment" and getattr(recipe.environment, "hosts", "auto") not in ("auto", 0):
                 continue  # its own processes import it
-            elif kind not in ("algorithm", "source"):  # whoever loads prompts reads it
-                plugins.resolve(kind, name, folders, field=field)
+            elif kind != "algorithm":
+                plugins.resolve(kind, name, folders, field=field, seconds=seconds)
         except RecipeError as error:
             yield from error.problems
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from stretto.algorithms.catalog import OWN
 from stretto.algorithms.own_facts import announce
 from stretto.checks.rules import environment, limits, own_code, roles, rows, task, teacher, vllm
 from stretto.checks.rules import files as place
@@ -125,7 +126,9 @@ def check(
     `planning` and `training` are as in `CheckContext`: only what holds without running anything, or for asking a
     model, is asked.
     """
-    announce(recipe.algorithm.name, folders_of(root))  # what is filled in follows from the algorithm
+    # What is filled in follows from the algorithm. Of one that is neither found nor needed, rules know nothing.
+    if announce(recipe.algorithm.name, folders_of(root)) and not training:
+        OWN.pop(recipe.algorithm.name, None)
     recipe = resolve(recipe)
     if planning:
         scene = CheckContext(root=root, probes=probes, prompts=(), complete=False, planning=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from typing import Annotated
 
@@ -121,12 +122,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: Sequence[str]) -> int:
     """A command's exit code; its failures are told."""
-    show = render.Failures(as_json="--json" in given, keys=JSON_KEYS.get(given[0], ()) if given else ())
+    as_json = "--json" in given
+    show = render.Failures(as_json=as_json, keys=JSON_KEYS.get(given[0], ()) if given else ())
     warnings.showwarning = render.show_warning
     for_output = given[:1] not in (["train"], ["resume"], ["sweep"], ["sft"], ["reward-model"])  # made in a folder
     with standard_streams(output_matters=for_output):
         try:
-            code = _done(given, show)
+            with render.documents_alone() if as_json else nullcontext():
+                code = _done(given, show)
         except OutputLost:
             code = 1
         why = delivered(sys.stdout)

@@ -9,16 +9,18 @@ from __future__ import annotations
 import errno
 import json
 import platform
+import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from stretto import __version__
 from stretto.errors import Problem, RecipeError, StrettoError
 from stretto.report.stream import OutputLost
+from stretto.storage.atomic import to_json
 
 if TYPE_CHECKING:  # loaded where something is shown; a document is printed without
     from rich.console import Console
@@ -52,9 +54,24 @@ def shown(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+_for_documents: list[TextIO] = []
+"""Where documents go, in commands that print nothing else."""
+
+
+@contextmanager
+def documents_alone() -> Iterator[None]:
+    """Within it documents go to standard output, and to standard error what anybody else prints, a plug-in perhaps."""
+    _for_documents.append(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _for_documents.pop()
+
+
 def document(content: Mapping[str, Any]) -> None:
-    """The one JSON document of a command that was asked for one."""
-    print(json.dumps(content, indent=2, allow_nan=False))
+    """The one JSON document of a command that was asked for one; a number that is not finite is null."""
+    print(to_json(content, indent=2), file=_for_documents[-1] if _for_documents else sys.stdout)
 
 
 def problem_list(problems: Sequence[Problem]) -> Text:

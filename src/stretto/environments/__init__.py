@@ -6,7 +6,7 @@ of a recipe's section: one of these, or module:name of the user's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from stretto import plugins
@@ -18,7 +18,7 @@ from stretto.environments.program import ProgramEnvironment
 from stretto.environments.project import ProjectEnvironment
 from stretto.environments.tool_class import ToolClassEnvironment
 from stretto.environments.tools import ToolsEnvironment
-from stretto.errors import Problem, RecipeError
+from stretto.errors import RecipeError
 from stretto.recipe.schema import (
     EnvironmentSection,
     GameSection,
@@ -32,14 +32,6 @@ from stretto.recipe.schema import (
 )
 
 FIELD = "environment.kind"
-
-
-def lost(kind: str) -> Iterator[Problem]:
-    """An environment that was given as an object, and is not there."""
-    if kind.startswith("<function"):
-        reason = f"{kind} was given as a Python object, and nothing can be found by this name"
-        fix = "give it again, as in stretto.resume(folder, environment=...)"
-        yield Problem(field=FIELD, reason=reason, fix=fix)
 
 
 def resolve(section: EnvironmentSection, folders: Sequence[str] = ()) -> Environment:
@@ -64,7 +56,7 @@ def resolve(section: EnvironmentSection, folders: Sequence[str] = ()) -> Environ
 
             return VerifiersEnvironment(section, folders)
         case OwnEnvironmentSection():
-            if wrong := tuple(lost(section.kind)):
+            if wrong := tuple(plugins.lost("environment", section.kind, FIELD)):
                 raise RecipeError(*wrong)
             return own(section.kind, folders, turns=section.turns)
     raise RecipeError.of(FIELD, f"{section.kind} is not available yet", "use another one")

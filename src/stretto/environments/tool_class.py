@@ -17,7 +17,7 @@ from stretto.environments.base import Model, Tool
 from stretto.environments.episode import converse
 from stretto.environments.toolset import Toolset, called, fitting, schema_of
 from stretto.errors import Problem, RecipeError, RolloutError
-from stretto.plugins import tool_methods
+from stretto.plugin_kinds import tool_methods
 from stretto.types import Message, Outcome, Prompt
 
 FIELD = "environment.kind"

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,17 +76,17 @@ def _whole(reading: RecipeText) -> Recipe:
 def read_recipe(source: RecipeSource, changes: Changes = ()) -> RecipeText:
     """As `load_recipe`, but returns the problems, with what can be used of the recipe without the keys at fault."""
     try:
-        data, problems = _data(source)
+        told, (data, problems) = listed(changes), _data(source)
     except RecipeError as error:
         return RecipeText(recipe=None, problems=error.problems, doubtful=frozenset())
     data = with_named_model(data)
-    for change in listed(changes):
+    for change in told:
         try:
             if isinstance(change, str):
                 data = apply(data, change)
             else:
                 for key, value in change.items():
-                    data = put(data, key, plain(value))
+                    data = put(data, str(key), plain(value))
         except RecipeError as error:
             problems += error.problems
     reading = read_data(data, problems)
@@ -98,8 +98,15 @@ def read_recipe(source: RecipeSource, changes: Changes = ()) -> RecipeText:
 
 
 def listed(changes: Changes) -> list[str | Mapping[str, Any]]:
-    """Changes one by one."""
-    return [changes] if isinstance(changes, str | Mapping) else list(changes)
+    """Changes one by one. RecipeError if one of them is something else."""
+    given: Any = changes
+    found = list(given) if isinstance(given, Iterable) and not isinstance(given, str | Mapping) else [given]
+    for each in found:
+        if not isinstance(each, str | Mapping):
+            reason = f"{each!r} is no change" if each is not given else f"is {each!r}"
+            fix = 'write "optimizer.lr=1e-4", {"optimizer.lr": 1e-4}, or a list of such'
+            raise RecipeError.of("changes", reason, fix)
+    return found
 
 
 def folder_of(source: RecipeSource) -> Path:
@@ -128,15 +135,18 @@ def with_named_model(data: Any) -> Any:
     return data
 
 
-def plain(value: Any) -> Any:
-    """A copy of a value of Python as YAML would have it; what it has no word for is left to be refused."""
+def plain(value: Any, depth: int = 0) -> Any:
+    """A copy of a value of Python as YAML would have it; what it has no word for is left to be refused, and so is what
+    is nested too deeply, as what holds itself is."""
+    if depth > DEEPEST:
+        return None
     if isinstance(value, BaseModel):
         given = value.model_fields_set | set(value.told_by if isinstance(value, Choice) else ())
-        return {key: plain(item) for key, item in vars(value).items() if key in given}
+        return {key: plain(item, depth + 1) for key, item in vars(value).items() if key in given}
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {str(key): plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [plain(item, depth + 1) for item in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if type(value).__module__ == "numpy" and not getattr(value, "ndim", 1):

@@ -23,6 +23,9 @@ OFFSET = re.compile(r"([+-])(\d\d):?(\d\d)?")
 SLURM = "SLURM_JOB_END_TIME"
 """Seconds since 1970 at which Slurm ends the job."""
 
+UNTIL = "run.until"
+"""Who says so, where it is the recipe."""
+
 EXAMPLES = "use a duration such as 3h30m, or a time with its zone such as 06:30Z or 18:00+02:00"
 
 
@@ -55,10 +58,15 @@ def _seconds_until(text: str, now: datetime) -> float:
 
 def time_left(until: str | None, environ: Mapping[str, str], now: datetime) -> tuple[float, str] | None:
     """Seconds until the run must be over, and who says so; none where nobody does."""
-    told = [(seconds_until(until, now), "run.until")] if until is not None else []
+    told = [(seconds_until(until, now), UNTIL)] if until is not None else []
     if (slurm := environ.get(SLURM, "")).isdecimal() and (left := int(slurm) - now.timestamp()) > 0:
         told.append((left, f"${SLURM}"))
     return min(told, default=None)
+
+
+def counts_from_the_start(until: str | None) -> bool:
+    """True for a time that each session has of its own, false for a moment that is the same for all, or none."""
+    return until is not None and DURATION.fullmatch(until) is not None
 
 
 def _zone(name: str) -> tzinfo:

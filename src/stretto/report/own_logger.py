@@ -12,6 +12,7 @@ from pathlib import Path
 
 from stretto import plugins
 from stretto.errors import RecipeError
+from stretto.plugin_kinds import KINDS
 from stretto.report.loggers import TolerantSink
 
 FIELD = "log"
@@ -27,5 +28,5 @@ def own_logger(name: str, folder: Path, folders: Sequence[str], note: Callable[[
         raise RecipeError.of(FIELD, reason, "mend it; it is called with the run's folder") from error
     if lacking := [method for method in ("metrics", "close") if not callable(getattr(sink, method, None))]:
         reason = f"{name} made {type(sink).__name__}, which has no {' and no '.join(lacking)}"
-        raise RecipeError.of(FIELD, reason, f"write {plugins.KINDS['logger'].wanted}")
+        raise RecipeError.of(FIELD, reason, f"write {KINDS['logger'].wanted}")
     return TolerantSink(sink, name, note, partial(plugins.describe_error, folders=folders))

@@ -43,9 +43,6 @@ PACKAGES = {"math": "math_verify", "reasoning_gym": "reasoning_gym"}
 """The kinds that another package judges."""
 LACKS_A_VERDICT = "depends on whether the answer is right, and no other part judges each answer by itself"
 ADD_A_VERDICT = "add a part that does, such as {kind: numeric} or a function of yours of one answer"
-NOT_GIVEN = "{kind} was given as a Python object, and nothing can be found by this name"
-GIVE_AGAIN = "give it again, as in stretto.resume(folder, rewards=[...]); or put it in a .py file, named as module:name"
-"""What to do about a function that was given to a run and is missing now."""
 
 
 def problems(
@@ -68,8 +65,8 @@ def problems(
 def _kind(part: RewardPart, field: str, paths: Sequence[str]) -> Iterator[Problem]:
     if plugins.is_plugin(part.kind):
         yield from plugins.problems("reward", part.kind, paths, field=f"{field}.kind")
-    elif part.kind.startswith("<function"):
-        yield Problem(field=f"{field}.kind", reason=NOT_GIVEN.format(kind=part.kind), fix=GIVE_AGAIN)
+    elif plugins.is_given(part.kind):
+        yield from plugins.lost("reward", part.kind, f"{field}.kind")
     elif part.kind in PACKAGES and (lacking := missing_extra(PACKAGES[part.kind], f"{field}.kind")):
         yield lacking
 

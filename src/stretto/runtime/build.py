@@ -33,6 +33,7 @@ from stretto.rewards.combine import Rewards
 from stretto.rewards.rehearsal import rehearse
 from stretto.runtime.base_copy import Note, prepare_base
 from stretto.runtime.cpu_threads import threads_of
+from stretto.runtime.download import fetch_models
 from stretto.runtime.fitting import fitting, refuse_none, refuse_nothing_held_out
 from stretto.runtime.inputs import threads_before
 from stretto.runtime.kl_control import KlController
@@ -81,7 +82,8 @@ async def build_runtime(
     thread of this process, with `make_engine`'s engine if there is one, and several by processes of their own.
 
     `stacks` is where it is written down who stands where when a deadline passes, by default `folder`. `watch` has the
-    deadline of loading, which begins when the rewards have been imported and tried, if anything is to be `judged`.
+    deadline of loading, which begins when the rewards have been imported and tried, if anything is to be `judged`, and
+    the models are on this host.
     Without `drafts` nothing is put into the folder of a run that may be under way.
     """
     task = load_task(recipe, root, values)
@@ -95,6 +97,7 @@ async def build_runtime(
         rewards = Rewards(recipe.rewards, pool)
         if judged:
             await rehearse(rewards, task.examples if recipe.environment.kind == "single_turn" else ())
+        fetch_models(recipe, root, note)  # has no deadline; a function that fails is told before
         with watch or nullcontext():
             hosts = await start_hosts(recipe, root)
             return await _assemble(

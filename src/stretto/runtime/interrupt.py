@@ -56,7 +56,8 @@ class StopRequest:
 
 def end_early(number: int, frame: object) -> None:
     """Ends a command that has no run yet, or none any more."""
-    raise RunStopped(f"stopped by {signal.Signals(number).name}", exit_code=128 + number)
+    name = signal.Signals(number).name
+    raise RunStopped(f"stopped by {name}", exit_code=128 + number, why=name)
 
 
 @contextmanager

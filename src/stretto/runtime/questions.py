@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from stretto import threads
-from stretto.algorithms.catalog import learns_from_rows
+from stretto.algorithms.catalog import find_facts, learns_from_rows
 from stretto.checks.own_code import import_plugins
 from stretto.errors import CheckpointError, RecipeError
 from stretto.recipe.describe import roles_of
 from stretto.recipe.load import Changes
-from stretto.recipe.schema import Recipe
+from stretto.recipe.schema import AlgorithmSection, OwnAlgorithm, Recipe
 from stretto.runtime.base_copy import Note
 from stretto.runtime.build import build_runtime
-from stretto.runtime.download import fetch_models
 from stretto.runtime.evaluate import Evaluation, evaluate
 from stretto.runtime.fitting import refuse_nothing_held_out
 from stretto.runtime.inputs import refuse_changed
@@ -77,7 +76,8 @@ def ask_run(
         raise CheckpointError(f"{folder}: this run has no sound checkpoint yet")
     before, _ = load_run_recipe(folder)
     remedy = "put it back as it was; a run is asked with what it was trained with"
-    refuse_changed(folder, before, root, allow=EVALUATION_KEYS, note=lambda text: None, remedy=remedy)
+    allow = (*EVALUATION_KEYS, "algorithm.name")  # whose code is not run
+    refuse_changed(folder, before, root, allow=allow, note=lambda text: None, remedy=remedy)
     point_adapters(folder, before, root)
     return threads.run(_ask(question, recipe, root, folder, latest, given=given, judged=judged))
 
@@ -112,12 +112,12 @@ async def _ask(
         raise RecipeError.of("rewards", reason, "give some, such as 'rewards=[{kind: exact}]'")
     if question is evaluated and recipe.task.holdout.prompts == 0:
         raise RecipeError.of("task.holdout.prompts", "is 0, so there is nothing to ask", "hold some prompts out")
-    import_plugins(recipe, root)
+    import_plugins(recipe, root, training=False)
     stacks = folder if checkpoint else Path()  # a folder for the moment keeps none
-    fetch_models(recipe, root, lambda text: None)
+    asked = without_own_algorithm(recipe)
     parts = await build_runtime(
-        recipe,
-        plan=sampling_plan(recipe) if judged else sampling_plan(recipe).only({"generate"}),
+        asked,
+        plan=sampling_plan(asked) if judged else sampling_plan(asked).only({"generate"}),
         root=root,
         folder=folder,
         note=lambda text: None,
@@ -134,9 +134,20 @@ async def _ask(
             remedy = f"leave it; an evaluation may change keys of {', '.join(EVALUATION_KEYS)}"
             record = RecipeRecord(recipe, allow=EVALUATION_KEYS, remedy=remedy)
             Checkpoints(checkpoint.parent, keep=1, best=None).restore(
-                checkpoint, (record, *parts.stateful), written=written_by(roles_of(recipe))
+                checkpoint, (record, *parts.stateful), written=written_by(roles_of(asked))
             )
         await parts.restored(checkpoint)
         return await question(parts)
     finally:
         await parts.close()
+
+
+def without_own_algorithm(recipe: Recipe) -> Recipe:
+    """The recipe with an algorithm of stretto's in the place of one of the user's, which nobody asks: its checkpoints
+    have the same parts."""
+    given, facts = recipe.algorithm, find_facts(recipe.algorithm.name)
+    if not isinstance(given, OwnAlgorithm):
+        return recipe
+    rows = {"demonstrations": "sft", "pairs": "reward_model"}.get(facts.rows if facts else "prompts")
+    name = rows or ("grpo" if recipe.roles.critic is None else "ppo")
+    return recipe.model_copy(update={"algorithm": AlgorithmSection(name=name, kl=given.kl)})

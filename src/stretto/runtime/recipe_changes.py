@@ -15,6 +15,7 @@ from typing import Any
 from stretto.errors import Problem, RecipeError
 from stretto.models.source import locate
 from stretto.recipe.load import parse_recipe
+from stretto.recipe.resolve import resolve
 from stretto.recipe.schema import Recipe
 from stretto.recipe.validation_errors import nearest
 
@@ -130,9 +131,10 @@ class RecipeRecord:
 
 
 def completed(old: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A recipe of an older version of stretto with the keys that it did not have yet, at their defaults."""
+    """A recipe of an older version of stretto with the keys that it did not have yet, at their defaults; and with what
+    follows from its algorithm's facts, as these are now."""
     try:
-        return parse_recipe(old).model_dump(mode="json")
+        return resolve(parse_recipe(old)).model_dump(mode="json")
     except RecipeError:  # of another time altogether; what differs is said key by key
         return old
 

@@ -30,7 +30,6 @@ from stretto.report.read_run import flat
 from stretto.report.tensorboard import TensorBoard
 from stretto.runtime.base_copy import Note
 from stretto.runtime.build import build_runtime
-from stretto.runtime.download import fetch_models
 from stretto.runtime.drift import DriftGuards
 from stretto.runtime.endings import Finished, finished, sound, where_it_stands
 from stretto.runtime.evaluate import Evaluation
@@ -130,7 +129,7 @@ def _run_with_restarts(recipe: Recipe, *, folder: Path, again: bool = False, tol
             return threads.run(_run(recipe, request, folder=folder, again=again, told=told, **rest))
         except KeyboardInterrupt as stop:
             text = where_it_stands(checkpoints, recipe.run.steps)
-            raise RunStopped(text, exit_code=request.exit_code) from stop
+            raise RunStopped(text, exit_code=request.exit_code, why=request.why) from stop
         except StateLostError as lost:
             newest = standing(checkpoints, every=recipe.checkpoint.every).latest
             step = step_of(newest) if newest else 0
@@ -172,7 +171,6 @@ async def _run(
         course = planned(recipe := resolve_dtype(recipe, root, screen.note), root, screen.note)
         # The recipe is on disk before anything heavy starts, so that a run killed in its first second can be resumed.
         with _journal(recipe, folder, root=root, plan=course, done=after, pending=pending, note=screen.note) as journal:
-            fetch_models(recipe, root, screen.note)
             parts = await build_runtime(
                 recipe, plan=course.plan, root=root, folder=folder, note=screen.note, make_engine=make_engine,
                 values=run_values(recipe, root, folder), given=given, watch=startup_deadline(recipe, folder),

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
+import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -46,8 +48,8 @@ class UserFunctions:
     """Kind in the recipe -> reward function."""
     environments: Mapping[str, Environment] = field(default_factory=dict)
     """Kind in the recipe -> environment."""
-    algorithm: str | None = None
-    """The name of an algorithm that only this process knows."""
+    nameless: Mapping[str, object] = field(default_factory=dict)
+    """What was given and nobody can import, an algorithm too: kind in the recipe -> the function, class or object."""
     callbacks: tuple[Callable[[StepEvent], object], ...] = ()
     """What is called after each step."""
     server: ForkServer | None = None
@@ -56,28 +58,43 @@ class UserFunctions:
     @property
     def kinds(self) -> frozenset[str]:
         """What a recipe may call them."""
-        return frozenset(self.rewards) | frozenset(self.environments)
-
-    @property
-    def nameless(self) -> dict[str, Callable[..., Any]]:
-        """Functions that nobody can import: kind -> function."""
-        return {kind: each for kind, each in {**self.rewards, **self.environments}.items() if ":" not in kind}
+        return frozenset(self.rewards) | frozenset(self.environments) | frozenset(self.nameless)
 
     def sources(self, kinds: Collection[str]) -> dict[str, str | None]:
         """Kind -> what the source of its function comes to, where no file says it; none where Python keeps none."""
-        return {kind: _digest(function) for kind, function in self.nameless.items() if kind in kinds}
+        return {kind: _digest(given) for kind, given in self.nameless.items() if kind in kinds}
 
 
 NONE_GIVEN = UserFunctions()
 """The functions of a run whose recipe names everything."""
 
 
-def _digest(function: Callable[..., Any]) -> str | None:
+def _digest(given: object) -> str | None:
     try:
-        code = inspect.getsource(inspect.unwrap(function) if inspect.isroutine(function) else type(function))
+        code = _source(given)
     except (OSError, TypeError, SyntaxError, TokenError):  # the file may have changed since, or be another
         return None
     return hashlib.sha256(code.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _source(given: object) -> str:
+    """The source of a function or class, or of the class of anything else; with what a partial fills in."""
+    if isinstance(given, partial):
+        filled = [*enumerate(given.args), *sorted(given.keywords.items())]
+        return "\n".join([_source(given.func), *(f"{place}: {_filled(value)}" for place, value in filled)])
+    if inspect.ismethod(given):
+        given = given.__self__
+    if inspect.isroutine(given):
+        return inspect.getsource(inspect.unwrap(given))
+    return inspect.getsource(given if inspect.isclass(given) else type(given))
+
+
+def _filled(value: object) -> str:
+    """A plain value as it is, anything else by its source."""
+    try:
+        return json.dumps(value, sort_keys=True)
+    except (TypeError, ValueError):
+        return _source(value)
 
 
 class Callbacks:

@@ -27,7 +27,6 @@ from stretto.rewards.base import sampled_tokens
 from stretto.rewards.score import Scored
 from stretto.runtime import guards
 from stretto.runtime.build import build_runtime
-from stretto.runtime.download import fetch_models
 from stretto.runtime.interrupt import interrupt_answered
 from stretto.runtime.plans import sampling_plan
 from stretto.runtime.precision import resolve_dtype
@@ -119,7 +118,6 @@ async def _make(
     if missing:
         with tempfile.TemporaryDirectory() as scratch:
             stacks = Path()  # a folder for the moment keeps none
-            fetch_models(recipe, root, screen.note)
             parts = await build_runtime(
                 recipe,
                 plan=sampling_plan(recipe),

@@ -13,8 +13,10 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+
+from stretto.sandbox.target import spec_in
 
 DYNAMIC = ("import_module", "__import__")
 """Functions that import what their first argument names."""
@@ -90,11 +92,10 @@ def _with_packages(name: str) -> list[str]:
 
 def _spec(name: str, places: list[str]) -> ModuleSpec | None:
     """Where a module is, if that is in one of these places. Imports no package on the way."""
-    spec, found = None, ""
+    spec = None
     try:
         for part in name.split("."):
-            found = f"{found}.{part}" if found else part
-            spec = PathFinder.find_spec(found, places)
+            spec = spec_in(part, places)
             if spec is None:
                 return None
             places = list(spec.submodule_search_locations or [])

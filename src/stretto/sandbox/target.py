@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
@@ -99,8 +99,16 @@ def find_module(module: str, paths: list[str]) -> tuple[ModuleSpec | None, str]:
         if spec is None:
             break
         found = f"{found}.{part}"
-        spec = PathFinder.find_spec(found, spec.submodule_search_locations or [])
+        spec = spec_in(part, spec.submodule_search_locations or [])
     return spec, found
+
+
+def spec_in(part: str, places: Iterable[str]) -> ModuleSpec | None:
+    """The spec of what a package calls `part`, which is looked for in its places.
+
+    Asked by its full name, a folder without code wants the package above it among the imported modules.
+    """
+    return PathFinder.find_spec(part, list(places))
 
 
 def _names(file: str) -> set[str]:

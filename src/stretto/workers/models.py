@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -210,17 +211,20 @@ def load_gauges(spec: WorkerSpec) -> dict[str, FrozenScorer]:
     }
 
 
-def engine_of(policy: Policy, spec: WorkerSpec) -> Engine:
-    """What generates with a policy: the recipe's engine, or one of the user's."""
+def engine_maker(spec: WorkerSpec) -> EngineFactory:
+    """What makes the recipe's engine; one of the user's is imported here."""
     section, lane = spec.recipe.engine, spec.lane
     if isinstance(section, NativeEngineSection):
         if section.memory_share == "auto" and spec.memory_share is not None:
             section = section.model_copy(update={"memory_share": spec.memory_share})
-        return native_engine(policy, section) if lane is None else lane_engine(policy, section, lane, spec.torch_device)
+        if lane is None:
+            return partial(native_engine, section=section)
+        return partial(lane_engine, section=section, lane=lane, device=spec.torch_device)
     if isinstance(section, VllmEngineSection):
         # Where nobody generates, what proves its weights is the policy itself.
-        return vllm_engine(policy, section, spec) if "generate" in spec.roles else native_engine(policy, PROVES)
-    return own_engine(section.kind, policy, spec.folders, where=spec.where)
+        generates = "generate" in spec.roles
+        return partial(vllm_engine, section=section, spec=spec) if generates else partial(native_engine, section=PROVES)
+    return own_engine(section.kind, spec.folders, where=spec.where)
 
 
 def native_engine(policy: Policy, section: NativeEngineSection) -> NativeEngine:

@@ -42,7 +42,7 @@ from stretto.workers.mapped_weights import LoadsBesideOthers
 from stretto.workers.models import (
     EngineFactory,
     ScoringModel,
-    engine_of,
+    engine_maker,
     load_critic,
     load_gauges,
     load_policy,
@@ -72,6 +72,8 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
             keep_memory()
             if assignment.threads:
                 torch.set_num_threads(assignment.threads)
+        # What is the user's is found, or named, before anything is loaded for it.
+        algorithm, make_engine = assignment.algorithm(), make_engine or engine_maker(assignment)
         self.policy = self._load(assignment.serving_device)
         trains = "train" in assignment.roles and "train" not in assignment.slices
         which, count = assignment.share("train")
@@ -81,7 +83,7 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
         self.models: dict[str, ScoringModel] = {}
         budget, whitens = assignment.token_budget, assignment.whitens
         self.trainer = make_trainer(
-            self.policy, assignment.algorithm(), recipe, self.optimizer, token_budget=budget, whitens=whitens
+            self.policy, algorithm, recipe, self.optimizer, token_budget=budget, whitens=whitens
         )
         gauges = load_gauges(assignment)
         self.critic = load_critic(assignment, self.policy)
@@ -90,7 +92,7 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
             self.models[CRITIC] = make_critic_trainer(self.critic, self.parts[CRITIC], assignment)
         self.reference, self.models["reference"] = make_reference(assignment, self.policy, lambda: self.trainer)
         self.models |= {{"value": CRITIC}.get(role, role): each for role, each in gauges.items()}
-        self.engine = make_engine(self.policy) if make_engine else engine_of(self.policy, assignment)
+        self.engine = make_engine(self.policy)
         for model in self.held_models:
             self.trained(model).make_room = partial(release_caches, self.engine)
         self.sleepers = sleepers_of(

@@ -9,25 +9,27 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from stretto import environments, plugins
-from stretto.algorithms.own_facts import announce
+from stretto import plugins
+from stretto.algorithms.own_facts import FIELD, announce
 from stretto.checks.rules.base import CheckContext
 from stretto.errors import Problem
+from stretto.plugin_kinds import is_tool, tool_methods
 from stretto.recipe.schema import Recipe
 from stretto.sandbox import signatures
 
 
 def functions_are_there(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
-    """An environment that a program gave as an object, in the recipe of a run that is now without it."""
-    kind = recipe.environment.kind
-    if kind not in scene.probes.functions:
-        yield from environments.lost(kind)
+    """What a program gave as an object, in the recipe of a run that is now without it."""
+    if recipe.environment.kind not in scene.probes.functions:
+        yield from plugins.lost("environment", recipe.environment.kind, "environment.kind")
+    if recipe.algorithm.name not in scene.probes.functions and scene.training:
+        yield from plugins.lost("algorithm", recipe.algorithm.name, FIELD)
 
 
 def plugins_can_be_found(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """As far as files tell. A source is read, and judged, with the task."""
     folders = plugins.folders_of(scene.root)
-    for kind, field, name in plugins.plugins_of(recipe):
+    for kind, field, name in plugins.plugins_of(recipe, training=scene.training):
         if kind == "algorithm":
             yield from announce(name, folders)
         elif kind != "source":
@@ -39,9 +41,9 @@ def methods_of_tool_class(kind: str, root: Path) -> frozenset[str]:
     tells; none of anything else."""
     given = plugins.REGISTERED.get(("environment", kind))
     if given is not None:
-        return frozenset(dir(given) if plugins.tool_methods(given) else ())
+        return frozenset(dir(given) if tool_methods(given) else ())
     node = signatures.definition(kind, plugins.folders_of(root)) if plugins.is_plugin(kind) else None
     if not isinstance(node, ast.ClassDef) or signatures.inherits(node):
         return frozenset()
     there = signatures.methods(node)
-    return frozenset(there if "run" not in there and any(map(plugins.is_tool, there)) else ())
+    return frozenset(there if "run" not in there and any(map(is_tool, there)) else ())

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from stretto.recipe.schema.base import Choice, Count, NotNegative, Plugin, Positive, Section
+from stretto.recipe.schema.base import Choice, Count, Given, NotNegative, Positive, Section
 
 
 class AdaptiveKl(Section):
@@ -161,7 +161,7 @@ class PairwiseRanking(AlgorithmSection):
 class OwnAlgorithm(ClippedAlgorithm):
     """A function of yours that builds an algorithm. `FACTS` in its file say which of these keys act."""
 
-    name: Plugin
+    name: Given
     constant: Count | None = None
     """What sums over tokens are divided by."""
     vstar: Vstar | None = None

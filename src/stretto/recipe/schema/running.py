@@ -89,7 +89,7 @@ class Deadlines(Section):
     """Seconds each wait may take."""
 
     start: Seconds = 300.0
-    """Loading and starting; also importing the module of a reward."""
+    """Loading and starting; also importing a module of yours."""
     environment: Seconds = 60.0
     """One call of user code in an environment."""
     generate: Seconds = 600.0
