@@ -87,6 +87,8 @@ def test_a_prompt_without_a_document_is_a_failure(document):
 
 
 def test_the_player_that_is_imitated_remembers_what_it_has_read():
-    made, asked = memory(), prompt("a=1,b=4,b=2,c=3,", evidence="b=")
+    made, asked = memory(), prompt("a=1,b=4,b=2,c=3,", evidence="b=(.)")
     assert [made.demonstrate(asked, turn, ()) for turn in range(5)] == ["-", "4", "2", "2", "2"]
+    asked = prompt("a=1,b=4,b=2,c=3,", evidence="[24]")
+    assert [made.demonstrate(asked, turn, ()) for turn in range(4)] == ["-", "4", "2", "2"]
     assert [made.demonstrate(prompt(), turn, ()) for turn in range(4)] == ["-", "-", "-", "2"]

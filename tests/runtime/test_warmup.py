@@ -20,7 +20,7 @@ from stretto.recipe.schema import NumberGame, Scratch
 from stretto.runtime.build import build_runtime, environment_of
 from stretto.runtime.demonstrations import demonstrations, player_of
 from stretto.runtime.plans import make_plan
-from stretto.runtime.warmup import demonstration, warm_up
+from stretto.runtime.warmup import PROMPTS, demonstration, shuffled, warm_up
 from stretto.tasks.source import PromptSource, load_prompts
 from stretto.types import Prompt
 
@@ -121,13 +121,23 @@ def test_what_is_imitated_is_what_a_good_player_says_in_the_environment():
     game = resolve(section)
     prompts = [Prompt(id=n, messages=({"role": "user", "content": "?"},), reference=n) for n in "03"]
     source = PromptSource(prompts, seed=0)
-    shown = demonstrations(source, game, player_of(game, ()), renderer, context=32, least=3)
+    shown = demonstrations(source, game, player_of(game, ()), renderer, context=32, prompts=3)
     assert [sample.key for sample in shown] == [("3", 0, 0, 0), ("0", 0, 0, 0), ("3", 1, 0, 0)]
     texts = {sample.key[0]: renderer.all_text(sample.conversation.tokens.tolist()) for sample in shown}
     assert texts["0"] == "<|user|>?<|assistant|>1<|end|><|user|><<|assistant|>0<|end|>"
     assert texts["3"].endswith("1<|end|><|user|>><|assistant|>2<|end|><|user|>><|assistant|>3<|end|>")
     trained = shown[0].conversation
     assert renderer.all_text(trained.tokens[trained.trained].tolist()) == "1<|end|>2<|end|>3<|end|>"
+
+
+def test_the_conversations_of_a_prompt_come_in_different_steps():
+    alone = [(prompt, 0) for prompt in range(PROMPTS)]
+    many = [(prompt, talk) for prompt in range(PROMPTS) for talk in range(3)]
+    assert shuffled(alone, seed=[0, 0]) is alone
+    dealt = shuffled(many, seed=[0, 0])
+    assert dealt == shuffled(many, seed=[0, 0]) != shuffled(many, seed=[0, 3])
+    assert sorted(dealt) == sorted(many)
+    assert len({prompt for prompt, _ in dealt[:PROMPTS]}) > PROMPTS / 2
 
 
 def test_templates_of_the_recipe_say_what_is_imitated_turn_by_turn():
@@ -151,4 +161,4 @@ def test_a_prompt_that_cannot_be_played_is_refused_by_name(context, reference, s
     renderer = Renderer(character_tokenizer("0123<>=?"), stop=frozenset({END}))
     source = PromptSource([Prompt(id="p", messages=({"role": "user", "content": "?"},), reference=reference)], seed=0)
     with pytest.raises(RecipeError, match=f"prompt p.*{says}"):
-        demonstrations(source, game, player_of(game, ()), renderer, context=context, least=1)
+        demonstrations(source, game, player_of(game, ()), renderer, context=context, prompts=1)

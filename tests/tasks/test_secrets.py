@@ -18,6 +18,7 @@ def prompts(tmp_path, **source):
         ({"name": "number", "range": (3, 5), "count": 60}, "[345]"),
         ({"name": "code", "alphabet": "ab", "length": 3, "count": 60}, "[ab]{3}"),
         ({"name": "lookup", "pairs": 9, "keys": 4, "count": 60}, "[0-9]"),
+        ({"name": "latest", "length": 20, "kinds": 3, "letters": 2, "count": 60}, "[a-f]"),
     ],
 )
 def test_secrets_are_drawn_alike_everywhere_and_more_of_them_extend_the_set(tmp_path, source, form):
@@ -35,6 +36,18 @@ def test_the_answer_of_a_lookup_is_the_last_digit_of_the_letter(tmp_path):
         document = prompt.tags["document"]
         assert re.fullmatch("([abc][0-9], ){12}", document)
         assert re.findall(f"{prompt.tags['key']}([0-9])", document)[-1] == prompt.reference
+        assert re.findall(prompt.tags["evidence"], document)[-1] == prompt.reference
+
+
+def test_the_last_letter_of_a_kind_may_stand_anywhere(tmp_path):
+    places = set()
+    for prompt in prompts(tmp_path, name="latest", length=8, kinds=3, letters=2, count=200):
+        document, letters = prompt.tags["document"], prompt.tags["letters"]
+        assert re.fullmatch("[a-f]{8}", document)
+        assert letters == ("ab", "cd", "ef")[prompt.tags["kind"] - 1]
+        places.add(max(document.rfind(letter) for letter in letters))
+        assert re.findall(prompt.tags["evidence"], document)[-1] == prompt.reference
+    assert places == set(range(8))
 
 
 def test_games_that_open_alike_can_be_held_out_and_questions_that_do_cannot(tmp_path):
@@ -53,6 +66,7 @@ def test_games_that_open_alike_can_be_held_out_and_questions_that_do_cannot(tmp_
         ({"name": "number", "range": (5, 3)}, "task.source.range"),
         ({"name": "code", "alphabet": "aab"}, "task.source.alphabet"),
         ({"name": "lookup", "count": 10**6}, "task.source.count"),
+        ({"name": "latest", "kinds": 9}, "task.source.letters"),
     ],
 )
 def test_settings_that_cannot_be_are_told(tmp_path, source, field):
@@ -61,6 +75,6 @@ def test_settings_that_cannot_be_are_told(tmp_path, source, field):
 
 
 def test_the_default_messages_can_be_filled_in(tmp_path):
-    for name in ("number", "code", "lookup"):
+    for name in ("number", "code", "lookup", "latest"):
         assert load_prompts(TaskSection(source=Source(name=name, count=2)), tmp_path)[0].messages
     assert isinstance(Source(), AdditionSource)

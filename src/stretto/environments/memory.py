@@ -46,13 +46,13 @@ class MemoryEnvironment:
         return Outcome(answer=reply.text, signals=signals)
 
     def demonstrate(self, prompt: Prompt, turn: int, messages: Sequence[Message]) -> str:
-        """The memory is what stands behind the last `evidence`, a column, up to a comma; before that, it is empty."""
+        """The memory is what the pattern in the column `evidence`, or its group, found last; until then it is empty."""
         pieces = list(chunks(self._document(prompt), self.section.chunk))
         if turn >= len(pieces):
             return prompt.reference or ""
-        mark = str(prompt.tags.get("evidence") or "\0")
-        _, found, known = "".join(pieces[: turn + 1]).rpartition(mark)
-        return known.partition(",")[0] if found else self.section.empty
+        pattern = str(prompt.tags.get("evidence") or "\0")
+        found = [*re.finditer(pattern, "".join(pieces[: turn + 1]))]
+        return str(found[-1][found[-1].lastindex or 0]) if found else self.section.empty
 
     def openings(self, prompt: Prompt) -> Iterator[list[Message]]:
         """What the model is shown of the first piece, and so of each, without a memory."""

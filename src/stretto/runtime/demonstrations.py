@@ -91,14 +91,13 @@ def demonstrations(
     renderer: Renderer,
     *,
     context: int,
-    least: int,
+    prompts: int,
 ) -> list[Sample]:
-    """The conversations of the next prompts as samples, that many or some more. RecipeError where one is not played."""
+    """The conversations of so many next prompts as samples. RecipeError where one is not played."""
 
     async def play() -> list[Sample]:
         samples: list[Sample] = []
-        while len(samples) < least:
-            ((prompt, visit),) = source.take(1)
+        for prompt, visit in source.take(prompts):
             for index, conversation in enumerate(await played(prompt, environment, player, renderer, context)):
                 advantage, key = np.ones(conversation.sampled), (prompt.id, visit, 0, index)
                 samples.append(Sample(key=key, conversation=conversation, advantage=advantage, leads=index == 0))

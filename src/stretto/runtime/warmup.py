@@ -54,18 +54,29 @@ def warm_up(
     trainer = Trainer(
         policy, imitation(), optimizer, token_budget=BUDGET, temperature=1.0, clip=1.0, checkpointing="auto"
     )
+    waiting: list[Sample] = []
     for step in range(section.warmup_steps):
         stop_if_interrupted()
         if player is None:
             drawn = source.take(PROMPTS)
             shown = [demonstration(prompt, visit, renderer, longest=section.context) for prompt, visit in drawn]
         else:
-            shown = demonstrations(source, environment, player, renderer, context=section.context, least=PROMPTS)
+            while len(waiting) < PROMPTS:
+                play = demonstrations(source, environment, player, renderer, context=section.context, prompts=PROMPTS)
+                waiting += shuffled(play, seed=[seed, step])
+            shown, waiting = waiting[:PROMPTS], waiting[PROMPTS:]
         trainer.accumulate(shown)
         loss = trainer.apply().metrics["loss"]
         if step % 20 == 19 or step + 1 == section.warmup_steps:
             note(f"warm-up {step + 1}/{section.warmup_steps}, loss {loss:.3f}")
     trainer.close()
+
+
+def shuffled(samples: list[Sample], *, seed: list[int]) -> list[Sample]:
+    """Those of one prompt are much alike, so where they are many they come in different steps."""
+    if len(samples) <= PROMPTS:
+        return samples
+    return [samples[place] for place in np.random.default_rng(seed).permutation(len(samples))]
 
 
 def demonstration(prompt: Prompt, visit: int, renderer: Renderer, *, longest: int) -> Sample:

@@ -1,4 +1,4 @@
-"""Prompts with something that their messages do not say: the secrets of games, and a log that is too long to be said.
+"""Prompts with something that their messages do not say: the secrets of games, and logs that are too long to be said.
 
 Each is drawn by its number, so that more of them (`count`) extend the set.
 """
@@ -9,26 +9,28 @@ import hashlib
 from collections.abc import Iterator
 
 from stretto.errors import Problem
-from stretto.recipe.schema import CodeSource, LookupSource, NumberSource
+from stretto.recipe.schema import CodeSource, LatestSource, LookupSource, NumberSource
 
 Drawn = tuple[str, dict[str, int | str], str]
 """(id, columns, answer) of a prompt."""
-SecretSource = NumberSource | CodeSource | LookupSource
-SECRET = (NumberSource, CodeSource, LookupSource)
+SecretSource = NumberSource | CodeSource | LookupSource | LatestSource
+SECRET = (NumberSource, CodeSource, LookupSource, LatestSource)
 MAX_PROMPTS = 100_000
 """Prompts are held in memory."""
 KEYS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-"""The letters of lookup."""
+"""The letters of logs."""
 TEMPLATES = {
     "number": "I am thinking of a whole number from {low} to {high}. Guess it.",
     "code": "I have written down {length} characters, each one of {alphabet}. Guess them.",
     "lookup": "Which digit was {key} given last? Answer with just the digit.",
+    "latest": "Which of the letters {letters} came last? Answer with just the letter.",
 }
 """The default message of each task."""
 COLUMNS = {
     "number": ("game", "low", "high"),
     "code": ("game", "length", "alphabet"),
     "lookup": ("key", "document", "evidence"),
+    "latest": ("kind", "letters", "document", "evidence"),
 }
 """What a template can name."""
 
@@ -43,6 +45,9 @@ def problems(source: SecretSource) -> Iterator[Problem]:
         yield Problem(field="task.source.range", reason=reason, fix="write [smallest, largest]")
     if isinstance(source, CodeSource) and len(set(source.alphabet)) < len(source.alphabet):
         yield Problem(field="task.source.alphabet", reason="names a character twice", fix="name each once")
+    if isinstance(source, LatestSource) and source.kinds * source.letters > len(KEYS):
+        reason = f"{source.letters} for each of {source.kinds} kinds are more letters than there are, {len(KEYS)}"
+        yield Problem(field="task.source.letters", reason=reason, fix=f"use at most {len(KEYS) // source.kinds}")
 
 
 def rows(source: SecretSource) -> Iterator[Drawn]:
@@ -55,6 +60,8 @@ def rows(source: SecretSource) -> Iterator[Drawn]:
                 yield _code(source, index)
             case LookupSource():
                 yield _lookup(source, index)
+            case LatestSource():
+                yield _latest(source, index)
 
 
 def numbers(key: str, count: int) -> list[int]:
@@ -84,4 +91,19 @@ def _lookup(source: LookupSource, index: int) -> Drawn:
     asked = letters[drawn[-1] % source.pairs]
     answer = {pair[0]: pair[1] for pair in pairs}[asked]  # of a letter that was given several digits the last
     document = "".join(f"{pair}, " for pair in pairs)
-    return str(index), {"key": asked, "document": document, "evidence": asked}, answer
+    return str(index), {"key": asked, "document": document, "evidence": f"{asked}(.)"}, answer
+
+
+def _latest(source: LatestSource, index: int) -> Drawn:
+    """A log of letters, and one of their kinds, the last of which may stand at any place with the same chance."""
+    drawn = numbers(f"latest|{index}", source.length + 2)
+    kind, place = drawn[-2] % source.kinds, drawn[-1] % source.length
+    letters = KEYS[: source.kinds * source.letters]
+    asked = letters[kind * source.letters : (kind + 1) * source.letters]
+    others = "".join(letter for letter in letters if letter not in asked)
+    document = "".join(
+        choice[number % len(choice)]
+        for choice, number in zip([letters] * place + [asked] + [others] * source.length, drawn[:-2], strict=False)
+    )
+    columns: dict[str, int | str] = {"kind": kind + 1, "letters": asked, "document": document, "evidence": f"[{asked}]"}
+    return str(index), columns, document[place]

@@ -78,6 +78,22 @@ class LookupSource(Source):
     """How many logs."""
 
 
+class LatestSource(Source):
+    """A log, in the column `document`, of letters of several kinds; the last letter of one of them is asked, and it may
+    stand anywhere. For environment memory."""
+
+    kind: Literal["synthetic"] = "synthetic"
+    name: Literal["latest"] = "latest"
+    length: Annotated[int, Field(ge=1, le=40_000)] = 200
+    """Letters of the log."""
+    kinds: Annotated[int, Field(ge=2, le=26)] = 4
+    """How many kinds of letters there are."""
+    letters: Annotated[int, Field(ge=2, le=26)] = 6
+    """How many letters are of each kind; 52 in all at most."""
+    count: Count = 2000
+    """How many logs."""
+
+
 class Ranking(Section):
     """How a row with several answers, of which some are better, becomes pairs."""
 
