@@ -51,7 +51,7 @@ def test_answers_of_an_evaluation_are_decoded_together_and_those_for_pass_at_k_w
     (found,) = search(setting, (Variant(strategy="flatten"),)).best
 
     def evaluation(**told):
-        return evaluation_of(found, setting, parse_recipe({**RECIPE, "evaluate": {"prompts": 16, **told}}))
+        return evaluation_of(found, parse_recipe({**RECIPE, "evaluate": {"prompts": 16, **told}}))
 
     step = found.stages["generate"]  # of 16 prompts x 8, where the longest answer takes most of it
     assert evaluation(pass_k=7) == pytest.approx(step, rel=0.1)

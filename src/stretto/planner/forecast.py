@@ -160,7 +160,7 @@ def document(forecast: Forecast, setting: PlanningProblem, recipe: Recipe, used:
         "idle": forecast.idle,
         "answer_tokens": forecast.tokens / setting.workload.answers,
         "cost_per_step": explain.cost(forecast, setting),
-        "evaluation": evaluation_of(forecast, setting, recipe),
+        "evaluation": evaluation_of(forecast, recipe),
         "error": model_error(setting),
         "spread": step_spread(forecast, setting),
         "constants": setting.source,

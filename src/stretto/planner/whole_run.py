@@ -92,28 +92,26 @@ def run_of(
     return forecast_run(
         recipe,
         step=forecast.step,
-        evaluation=evaluation_of(forecast, setting, recipe),
-        valuing=None if samples is None else generated(forecast, setting, THOUSAND, samples, everywhere=True),
+        evaluation=evaluation_of(forecast, recipe),
+        valuing=None if samples is None else generated(forecast, THOUSAND, samples, everywhere=True),
         spread=spread,
         error=model_error(setting),
         devices=len(setting.cluster),
     )
 
 
-def evaluation_of(forecast: Forecast, setting: PlanningProblem, recipe: Recipe) -> float:
+def evaluation_of(forecast: Forecast, recipe: Recipe) -> float:
     """Seconds of one evaluation with this plan; 0 where there is none."""
     section = recipe.evaluate
     if not section.every:
         return 0.0
-    return generated(forecast, setting, section.prompts, section.pass_k + (section.pass_k > 1))
+    return generated(forecast, section.prompts, section.pass_k + (section.pass_k > 1))
 
 
-def generated(
-    forecast: Forecast, setting: PlanningProblem, prompts: int, samples: int, *, everywhere: bool = False
-) -> float:
+def generated(forecast: Forecast, prompts: int, samples: int, *, everywhere: bool = False) -> float:
     """Seconds in which a plan's lanes generate so many answers together: an evaluation; `everywhere`, with such lanes
     on all of its devices, as a table of V* is made."""
-    choice = forecast.choice
+    choice, setting = forecast.choice, forecast.setting
     if everywhere:
         choice = replace(choice, strategy="flatten", fractions=None, generating=None)
     work = replace(setting.workload, prompts=prompts, samples=samples, oversample=1.0, acceptance=None)

@@ -10,8 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
-from stretto.engines.base import Request
+if TYPE_CHECKING:
+    from stretto.engines.base import Request
 
 CACHE_SHARE = 0.25
 """Share of the device's memory for keys and values where neither recipe nor plan says one."""
