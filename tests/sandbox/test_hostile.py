@@ -89,8 +89,11 @@ async def run_all(host: Host, isolation: str) -> tuple[dict[str, ProgramResult],
 
 
 def below(pid: int) -> list[str]:
-    """The processes that a process has started, and theirs."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    """The processes that a process has started, and theirs; none of one that has just ended."""
+    try:
+        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except FileNotFoundError:
+        return []
     return [each for child in found for each in [child, *below(int(child))]]
 
 
