@@ -47,7 +47,8 @@ def test_a_loop_ends_without_a_call_that_blocks(call, stuck):
         return "went on"
 
     assert run(scenario()) == "went on"
-    assert len([name for name in left_behind() if not name.startswith("localhost/")]) == 1, "tests of workers leave some"
+    mine = [name for name in left_behind() if not name.startswith("localhost/")]  # tests of workers leave some
+    assert len(mine) == 1
 
 
 def test_without_a_loop_too(stuck):
