@@ -91,4 +91,6 @@ def test_the_player_that_is_imitated_remembers_what_it_has_read():
     assert [made.demonstrate(asked, turn, ()) for turn in range(5)] == ["-", "4", "2", "2", "2"]
     asked = prompt("a=1,b=4,b=2,c=3,", evidence="[24]")
     assert [made.demonstrate(asked, turn, ()) for turn in range(4)] == ["-", "4", "2", "2"]
+    forgetful = memory(shown=1e-9)
+    assert [forgetful.demonstrate(asked, turn, ()) for turn in range(5)] == [*"----2"]
     assert [made.demonstrate(prompt(), turn, ()) for turn in range(4)] == ["-", "-", "-", "2"]

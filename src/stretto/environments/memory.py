@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
+from zlib import crc32
 
 from stretto.environments.base import Model
 from stretto.errors import RolloutError
@@ -46,10 +47,13 @@ class MemoryEnvironment:
         return Outcome(answer=reply.text, signals=signals)
 
     def demonstrate(self, prompt: Prompt, turn: int, messages: Sequence[Message]) -> str:
-        """The memory is what the pattern in the column `evidence`, or its group, found last; until then it is empty."""
+        """The memory is what the pattern in the column `evidence`, or its group, found last. Until then it is empty, as
+        it stays for prompts that are shown without one."""
         pieces = list(chunks(self._document(prompt), self.section.chunk))
         if turn >= len(pieces):
             return prompt.reference or ""
+        if crc32(prompt.id.encode()) >= self.section.shown * 2**32:
+            return self.section.empty
         pattern = str(prompt.tags.get("evidence") or "\0")
         found = [*re.finditer(pattern, "".join(pieces[: turn + 1]))]
         return str(found[-1][found[-1].lastindex or 0]) if found else self.section.empty

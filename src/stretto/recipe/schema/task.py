@@ -169,6 +169,9 @@ class MemorySection(EnvironmentSection):
     """Template of the last message, over {question} and {memory}."""
     keep: bool = True
     """False: each piece finds the memory empty, a control for what memory is worth."""
+    shown: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """The share of prompts for which the warm-up of a scratch model shows how a memory is kept; for the others it is
+    shown to stay empty, so that keeping one remains to be learned."""
 
 
 class ProjectSection(EnvironmentSection):
