@@ -77,6 +77,11 @@ class RecipeError(StrettoError):
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = problems
 
+    @property
+    def reasons(self) -> str:
+        """Its problems in one line, without what would mend them."""
+        return "; ".join(f"{problem.field}: {problem.reason}" for problem in self.problems)
+
     def __reduce__(self) -> tuple[type[RecipeError], tuple[Problem, ...]]:
         """As it was made, so that it can be sent between processes."""
         return type(self), self.problems

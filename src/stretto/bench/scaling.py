@@ -132,9 +132,7 @@ def scaling(wish: ScalingRequest, *, note: Note, train: Train | None = None) -> 
 
 def said(error: StrettoError) -> str:
     """An error in a line."""
-    if isinstance(error, RecipeError):
-        return "; ".join(f"{problem.field}: {problem.reason}" for problem in error.problems)
-    return " ".join(str(error).split())
+    return error.reasons if isinstance(error, RecipeError) else " ".join(str(error).split())
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------

@@ -63,8 +63,7 @@ def planned(recipe: Recipe, root: Path, note: Note) -> PlannedRun:
             setting = foresee.setting_of(recipe, root, _cluster(recipe))
             chosen = foresee.choose(setting, section)
         except RecipeError as error:
-            reasons = "; ".join(f"{problem.field}: {problem.reason}" for problem in error.problems)
-            note(f"plan: flatten, because the planner has no answer ({reasons})")
+            note(f"plan: flatten, because the planner has no answer ({error.reasons})")
         else:
             told = [setting.source or "usual constants", *setting.workload.assumed[:1]]
             note(f"plan: {chosen.why} ({'; '.join(told)})")
