@@ -53,8 +53,8 @@ class Reading(Protocol):
         ...
 
     def factors(self, stored: Stored, shape: tuple[int, int], dtype: torch.dtype) -> Factors:
-        """Bytes -> what a product in a type multiplies by."""
-        ...
+        """Bytes -> what a product in a type multiplies by: the weight, unless a row has one scale."""
+        return Factors(self.wide(stored, shape, dtype))
 
 
 class Format(Reading, Protocol):
@@ -65,7 +65,7 @@ class Format(Reading, Protocol):
         ...
 
 
-class Nf4:
+class Nf4(Format):
     """Four bits, whose sixteen values lie as a normal distribution does."""
 
     def store(self, weight: Tensor) -> Stored:
@@ -84,17 +84,13 @@ class Nf4:
         scales = torch.ops.bitsandbytes.dequantize_blockwise(narrow, largest, code, NESTED, torch.float32).add_(offset)
         return read_nf4(stored.weight, scales, shape, dtype)
 
-    def factors(self, stored: Stored, shape: tuple[int, int], dtype: torch.dtype) -> Factors:
-        """The weight: a row has many scales."""
-        return Factors(self.wide(stored, shape, dtype))
 
-
-class RowScaled:
+class RowScaled(Format, Protocol):
     """A number in 8 bits for each weight, and a scale for each row."""
 
     def numbers(self, stored: Stored, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
         """(O, I) of them. Every type of floating point can say what they say."""
-        raise NotImplementedError
+        ...
 
     def wide(self, stored: Stored, shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> Tensor:
         """Numbers times the scale of their row."""
@@ -106,7 +102,7 @@ class RowScaled:
         types the product is that of the wide weight to the bit."""
         if dtype == torch.bfloat16:
             return Factors(self.numbers(stored, shape, dtype), stored.scales.view(torch.float32))
-        return Factors(self.wide(stored, shape, dtype))
+        return super().factors(stored, shape, dtype)
 
 
 class Int8(RowScaled):

@@ -74,7 +74,7 @@ class PartByRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartByRuns:
+class PartByRuns(StoredPart):
     """Of a matrix in NF4."""
 
     shape: tuple[int, int]
@@ -121,10 +121,6 @@ class PartByRuns:
             return read_nf4(stored.weight, scales, shape, dtype)
         plain = read_nf4(stored.weight, scales.new_ones(-(-prod(shape) // BLOCK)), shape, torch.float32)
         return plain.view(-1, self.run).mul_(scales[:, None]).view(shape).to(dtype)
-
-    def factors(self, stored: Stored, shape: tuple[int, int], dtype: torch.dtype) -> Factors:
-        """The weight: a row has many scales."""
-        return Factors(self.wide(stored, shape, dtype))
 
 
 def keep_part(held: QuantisedLinear | QuantisedExperts, cut: ParameterCut) -> dict[str, Callable[[Tensor], Tensor]]:
