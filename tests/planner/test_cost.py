@@ -61,13 +61,15 @@ def test_steps_that_no_recording_starts_cost_their_launches():
     """45 and 31 ms in 24 layers, measured on one H200, where recorded ones took 6.2 and 9.1."""
     small, cpu = named_shape("qwen2.5-0.5b"), find_device("cpu")
     fast, *plain = (
-        Costs(graphs=graphs).tick(small, site(tp=tp), 64, 300) for graphs, tp in ((True, 1), (False, 1), (True, 2))
+        Costs(recorded=recorded).tick(small, site(tp=tp), 64, 300)
+        for recorded, tp in (("alone", 1), ("none", 1), ("alone", 2))
     )
     assert fast == Costs().tick(small, site(), 64, 300)
     assert fast < 0.008 < 0.031 < min(plain) <= max(plain) < 0.045
-    assert Costs(graphs=True).tick(MIXTURE, site(), 1, 0) > Costs().tick(MIXTURE, site(), 1, 0) + 0.1
+    assert Costs(recorded="alone").tick(MIXTURE, site(), 1, 0) > Costs().tick(MIXTURE, site(), 1, 0) + 0.1
     there = Site(device=cpu, mesh=Mesh(devices=1))
-    assert len({Costs(rates=THREADS, graphs=graphs).tick(small, there, 4, 0) for graphs in (None, True, False)}) == 1
+    kinds = ("all", "alone", "none")
+    assert len({Costs(rates=THREADS, recorded=kind).tick(small, there, 4, 0) for kind in kinds}) == 1
 
 
 def test_each_update_pays_for_its_own_reduction():

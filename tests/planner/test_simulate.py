@@ -275,13 +275,14 @@ def test_answers_wait_for_room_in_the_caches():
 def test_the_native_engine_has_room_for_the_longest_answer_of_each_that_it_lets_in():
     lengths = LengthDistribution(mean=1500.0, sigma=1.0, cap=8192)
     shapes = dict.fromkeys(("generate", "train"), named_shape("qwen2.5-7b"))
-    work = workload(shapes=shapes, lengths=lengths, prompts=64, samples=16, prompt=300, adapter=16, graphs=True)
+    work = workload(shapes=shapes, lengths=lengths, prompts=64, samples=16, prompt=300, adapter=16)
+    work = replace(work, paged=False, recorded="alone")
     choice = Candidate(strategy="flatten", devices=1, budget=16384, recompute=True)
     said = {}
     for name, asked in {
-        "paged": replace(work, graphs=None),
+        "paged": replace(work, paged=True, recorded="all"),
         "native": work,
-        "not recorded": replace(work, graphs=False),
+        "not recorded": replace(work, recorded="none"),
         "told": replace(work, share=CACHE_SHARE),
     }.items():
         prices = prices_of(asked, "1xH100")

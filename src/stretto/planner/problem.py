@@ -88,13 +88,13 @@ class PlanningProblem:
         """The problem with the cluster's own constants, where it has any."""
         kind = cluster.hosts[0].device.kind
         costs = Costs(
-            rates=Rates.of(cluster.rates, kind=kind), widens=workload.engine != "vllm", graphs=workload.graphs
+            rates=Rates.of(cluster.rates, kind=kind), widens=workload.engine != "vllm", recorded=workload.recorded
         )
         return cls(workload=workload, cluster=cluster, costs=costs, source=source)
 
     def with_caches_of(self, plan: Plan) -> PlanningProblem:
         """The same with the room for caches that a plan gives the native engine, or that it takes by itself."""
-        if self.workload.graphs is None or self.workload.share is not None:
+        if self.workload.paged or self.workload.share is not None:
             return self
         shares = [cell.memory_share for cell in plan.cells if cell.memory_share is not None]
         return replace(self, workload=replace(self.workload, share=min(shares, default=CACHE_SHARE)))

@@ -110,7 +110,7 @@ def _within(
     in the end a number that cannot fail.
     """
     work = prices.setting.workload
-    if work.graphs is not None:  # which lets in what has room however long it becomes
+    if not work.paged:  # which lets in what has room however long it becomes
         slots = min(prices.slots(choice, pool), work.answers)
         return slots, run_step(prices, choice, plan, durations, slots)
     slots, least = min(prices.slots(choice, pool), work.answers), max(1, int(pool // work.longest))

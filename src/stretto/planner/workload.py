@@ -15,7 +15,7 @@ from stretto.algorithms.catalog import facts_of
 from stretto.engines.native.admission import CACHE_SHARE
 from stretto.errors import Problem, RecipeError
 from stretto.planner.cost.lengths import Counts, LengthDistribution
-from stretto.planner.cost.seconds import Precision
+from stretto.planner.cost.seconds import Precision, Recorded
 from stretto.planner.cost.shapes import ModelShape
 from stretto.planner.cost.token_load import TokenLoad
 from stretto.planner.model_shapes import shape_of_model
@@ -90,9 +90,10 @@ class StepWorkload:
     """Versions that the sampler may lag behind."""
     engine: str = "native"
     """What generates."""
-    graphs: bool | None = None
-    """Whether the native engine records its decode steps, whose room and steps are priced as it takes them; none for
-    engines that record all steps and whose caches grow with the answers."""
+    paged: bool = True
+    """Whether caches grow with the answers, as vLLM's do; the native engine has room however long they become."""
+    recorded: Recorded = "all"
+    """Which decode steps GPUs replay from recordings."""
     nccl: bool = False
     """Whether GPUs hand gradients and weights on by NCCL."""
     price: float | None = None
@@ -248,7 +249,8 @@ def workload_of(recipe: Recipe, root: Path) -> StepWorkload:
         barrier=algorithm.scope == "batch",
         staleness=recipe.placement.staleness,
         engine=recipe.engine.kind,
-        graphs=None if vllm else bool(getattr(recipe.engine, "graphs", True)),
+        paged=vllm,
+        recorded="all" if vllm else "alone" if getattr(recipe.engine, "graphs", True) else "none",
         nccl=recipe.placement.nccl,
         price=recipe.placement.price_per_gpu_hour,
         seed=recipe.seed,

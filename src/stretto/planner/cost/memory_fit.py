@@ -169,7 +169,7 @@ class MemoryFits:
     def _tells(self, device: Device) -> bool:
         """Whether a plan says what share of such a device the native engine may take, as the recipe does not."""
         work = self.setting.workload
-        return work.graphs is not None and work.share is None and device.kind.has_own_memory
+        return not work.paged and work.share is None and device.kind.has_own_memory
 
     def _share(self, choice: Candidate, still: FixedMemory, phases: Mapping[str, RankMemory]) -> float:
         """What every phase leaves, because caches stay where they are while others work, unless they sleep; and as much
@@ -226,7 +226,7 @@ class MemoryFits:
             token = costs.cache_bytes(work.shapes["generate"], site, 1.0, work.precision)
             free = memory.USABLE * device.memory - (self._working(choice, side, "generate") + beside["generate"]).total
             share = work.share
-            if share is None and work.graphs is not None and not self._tells(device):
+            if share is None and not work.paged and not self._tells(device):
                 share = CACHE_SHARE
             free = free if share is None else min(free, share * device.memory)
         return FixedMemory(

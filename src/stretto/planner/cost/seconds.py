@@ -52,6 +52,10 @@ NARROW = 128.0
 """Width at which a product reaches half of what a wide one does."""
 
 
+Recorded = Literal["all", "alone", "none"]
+"""Decode steps that an engine records: all, those of a device that generates alone without experts, or none."""
+
+
 def width(precision: Precision) -> float:
     """Bytes of one number of a hidden vector or a cache: those of the model where it is not quantised."""
     return max(BYTES[precision], 2.0)
@@ -75,8 +79,8 @@ class Costs:
     """Shares of peaks and delays."""
     widens: bool = True
     """Whether an engine makes weights in few bits wide for a product, as the native one does."""
-    graphs: bool | None = None
-    """Whether the native engine records what steps it can; none for engines that record all of them."""
+    recorded: Recorded = "all"
+    """Which decode steps GPUs replay from recordings."""
     fp8_gain: float = 1.0
     """How much faster than in bf16 systems multiply that compute in fp8; ours only stores weights so."""
 
@@ -332,8 +336,8 @@ class Costs:
 
     def records(self, shape: ModelShape, site: Site) -> bool:
         """Whether a GPU replays decode steps from recordings: the native engine has none of lanes, nor of experts."""
-        alone = site.device.kind.has_own_memory and site.mesh.devices == 1
-        return self.graphs is None or (self.graphs and alone and not shape.experts)
+        alone = site.device.kind.has_own_memory and site.mesh.devices == 1 and not shape.experts
+        return self.recorded == "all" or (self.recorded == "alone" and alone)
 
     def turn(self, devices: int) -> float:
         """What a stage costs the devices that serve it besides its work: all are called at once and the slowest is

@@ -118,7 +118,7 @@ class StageTimes:
         """How many answers a lane may generate at a time: as many as its caches hold once they are in full swing; in
         the native engine, as many as there is room for however long they become."""
         lanes = choice.lane.mesh.dp
-        if self.setting.workload.graphs is None:
+        if self.setting.workload.paged:
             return max(1, int(min(pool / self.live, SLOTS * lanes)))
         site = self._generating(choice)
         key = ("slots", site, min(pool, self._most(site)))
@@ -130,7 +130,7 @@ class StageTimes:
         """Tokens of cache that a lane takes for so many answers, which have so many tokens together at most. What a CPU
         has set aside and does not use takes no memory."""
         work, lanes = self.setting.workload, choice.lane.mesh.dp
-        if work.graphs is None or not self.setting.ordered[0][1].kind.has_own_memory:
+        if work.paged or not self.setting.ordered[0][1].kind.has_own_memory:
             return tokens
         return lanes * float(taken_by(-(-answers // lanes), **self._asked(self._generating(choice))))
 
