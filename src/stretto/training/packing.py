@@ -26,6 +26,9 @@ Tokens = NDArray[np.int64]
 ROW_COST = 128
 """What a row costs beside its tokens, in tokens: adding up the gradients of all weights once more."""
 
+WIDTH = np.dtype(np.int64).itemsize
+"""Bytes of a token."""
+
 WORTH_SHARING = 16
 """Fewest tokens that sharing a prefix must save; below, a segment of its own costs more in kernel calls."""
 
@@ -82,13 +85,13 @@ def merge(sequences: Sequence[Tokens]) -> Tree:
     row: list[Tokens] = []
     positions: list[Tokens] = []
     segments: list[Segment] = []
+    encoded = [np.asarray(sequence, dtype=np.int64).tobytes() for sequence in sequences]
     places: list[list[Tokens]] = [[] for _ in sequences]
     end = 0
 
     def place(members: list[int], depth: int, ancestors: tuple[int, ...]) -> None:
         nonlocal end
-        for branch in branches(members, depth):
-            length = common_length([sequences[member] for member in branch])
+        for branch, length in branches(members, depth):
             here = len(segments)
             segments.append(Segment(start=end, length=length - depth, ancestors=ancestors))
             row.append(sequences[branch[0]][depth:length])
@@ -98,20 +101,21 @@ def merge(sequences: Sequence[Tokens]) -> Tree:
             end += length - depth
             place([member for member in branch if len(sequences[member]) > length], length, (*ancestors, here))
 
-    def branches(members: list[int], depth: int, reach: int = 1) -> list[list[int]]:
-        """Members by how they go on: together where that saves enough, else apart where they first differ."""
+    def branches(members: list[int], depth: int, reach: int = 1) -> list[tuple[list[int], int]]:
+        """Members by how they go on, each with how far: together where that saves enough, else apart where they first
+        differ."""
         groups: dict[bytes, list[int]] = {}
         for member in members:
-            groups.setdefault(sequences[member][depth : depth + reach].tobytes(), []).append(member)
-        found: list[list[int]] = []
+            groups.setdefault(encoded[member][depth * WIDTH : (depth + reach) * WIDTH], []).append(member)
+        found: list[tuple[list[int], int]] = []
         for group in groups.values():
-            shared = common_length([sequences[member] for member in group]) - depth
-            if len(group) == 1 or shared * (len(group) - 1) >= WORTH_SHARING:
-                found.append(group)
-            elif shared < reach:  # they end here, all alike, and are too short to bother
-                found += [[member] for member in group]
+            length = common_length([encoded[member] for member in group])
+            if len(group) == 1 or (length - depth) * (len(group) - 1) >= WORTH_SHARING:
+                found.append((group, length))
+            elif length - depth < reach:  # they end here, all alike, and are too short to bother
+                found += [([member], len(sequences[member])) for member in group]
             else:
-                found += branches(group, depth, shared + 1)
+                found += branches(group, depth, length - depth + 1)
         return found
 
     place(list(range(len(sequences))), 0, ())
@@ -136,9 +140,11 @@ def filled(tree: Tree) -> Tree:
     )
 
 
-def common_length(sequences: Sequence[Tokens]) -> int:
-    """How many leading tokens all sequences share."""
-    return min((shared_prefix(sequences[0], other) for other in sequences), default=0)
+def common_length(encoded: Sequence[bytes]) -> int:
+    """How many leading tokens all sequences share, by their bytes: as many as the first and the last of them in order,
+    between which the others stand."""
+    first, last = (np.frombuffer(each, dtype=np.int64) for each in (min(encoded), max(encoded)))
+    return shared_prefix(first, last)
 
 
 def divide(
