@@ -23,6 +23,23 @@ def asking(folder, rows, **more):
     return {"source": {"kind": "jsonl", "path": "data.jsonl", "name": None}, "holdout": {"prompts": 1}, **more}
 
 
+SHOPS = '''
+class Shop:
+    def price(self, thing: str) -> str:
+        """Says what a thing costs.
+
+        Args:
+            thing: Its name.
+        """
+
+class Bakery(Shop):
+    """Inherits its tool, so its file does not say that there is one."""
+
+class Silent(Shop):
+    def price(self, thing): ...
+'''
+
+
 def row(text, answer="1"):
     return {"prompt": text, "answer": answer}
 
@@ -163,8 +180,24 @@ def test_a_template_that_cannot_render_a_prompt_is_a_problem_of_the_task(folder_
     assert "no system messages" in found["task"].reason
     found = problems_of(tmp_path, model=model, environment={"kind": "tools"})
     assert "takes no calls of tools" in found["model.name"].reason
+    (tmp_path / "shops.py").write_text(SHOPS)
+    found = problems_of(tmp_path, model=model, environment={"kind": "shops:Bakery"})
+    assert "takes no calls of tools" in found["model.name"].reason
+    found = problems_of(tmp_path, model=model, environment={"kind": "shops:Silent"})
+    assert "Silent.price is no tool" in found["environment.kind"].reason
     (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
     assert problems_of(tmp_path, model=model, environment={"kind": "tools"}) == {}
+
+
+def test_what_an_environment_shows_has_to_fit_and_to_be_spelt(tmp_path):
+    task = asking(tmp_path, [row("0") | {"document": "0" * 70} for _ in range(3)])
+    memory = {"kind": "memory", "chunk": 64, "empty": "-", "update": "{memory}{chunk}", "answer": "{memory}"}
+    found = problems_of(tmp_path, task=task, environment=memory, evaluate__prompts=1)
+    assert found.keys() == {"environment.chunk", "model.scratch.characters"}
+    assert "tokens for a piece of its text, in a context of 32" in found["environment.chunk"].reason
+    assert "does not have '-', which environment memory shows" in found["model.scratch.characters"].reason
+    found = problems_of(tmp_path, environment={"kind": "game", "higher": "0", "lower": "1", "invalid": "?"})
+    assert "does not have '?'" in found["model.scratch.characters"].reason
 
 
 @pytest.mark.parametrize("length", [31, 100_000])

@@ -106,6 +106,7 @@ WRONG = [
     (["environment={kind: tools, tools: [python, python]}"], "environment.tools", "python more than once"),
     (["environment.kind=shop:Shop", "algorithm.credit=turn"], "algorithm.credit", "says of no turn"),
     (["environment.kind=shop:Shop", *PAYS], "rewards.0.signal", "no signal of environment shop:Shop; there are: turns"),
+    (["environment.kind=shop:Till"], "environment.kind", "reset of shop:Till asks for prices, and prompt"),
     *(
         ([*more, "rewards=[{kind: signal, signal: rewrd}]"], "rewards.0.signal", f"no signal of environment {kind}")
         for kind, more in (("tools", ["environment={kind: tools}"]), ("game", GAMES), ("memory", MEMORY))
@@ -120,6 +121,8 @@ WRONG = [
     ([*GAMES, "environment.alphabet=ab"], "environment.alphabet", "belongs to"),
     ([*GAMES, "task.source.range=[3, 3]"], "task.source.range", "nothing to guess"),
     (["environment={kind: memory}"], "environment.document", "has no text in a column"),
+    ([*MEMORY, "environment.shown=0.5", "model.scratch.warmup_steps=0"], "environment.shown", "and there is none"),
+    ([*MEMORY, "environment.shown=0.5", "model.scratch.demonstration=['1']"], "environment.shown", "what is shown"),
     (["environment={kind: project}"], "environment.files", "has no list of files"),
     (["environment={kind: program, command: [no-such-agent]}"], "environment.command", "no program in the recipe's"),
     (["environment={kind: program, command: [python, -u, gone.py]}"], "environment.command", "there is no gone.py"),
@@ -331,7 +334,8 @@ def taken(right, tmp_path):
         (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "llama", **facts}))
     (tmp_path / "file").touch()
     (tmp_path / "agent.py").touch()
-    (tmp_path / "shop.py").write_text("class Shop:\n    def price(self, thing: str) -> str: ...\n")
+    tool, reset = "    def price(self, thing: str) -> str: ...\n", "    def reset(self, answer, prices, tax=1): ...\n"
+    (tmp_path / "shop.py").write_text(f"class Shop:\n{tool}class Till:\n{reset}{tool}")
     (tmp_path / "file_engine.py").write_text("def make(policy): ...\n")
     return right
 

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from stretto.algorithms.catalog import find_facts, learns_from_rows
 from stretto.checks.own_code import plugin_problems
+from stretto.checks.played import environment_problems
 from stretto.checks.rules.roles import CLASSIFIERS, classifier_problems
 from stretto.checks.rules.task import budgets, comparisons, untestable
 from stretto.checks.tool_templates import template_problems
@@ -79,6 +80,7 @@ def deep_problems(recipe: Recipe, root: Path, *, training: bool = True) -> list[
         *(row_problems(recipe, prompts, context, tokenizer, root) if learns_from_rows(recipe.algorithm.name) else ()),
         *prompt_problems(recipe, prompts, context, tokenizer, vocabulary=config.get_text_config().vocab_size),
         *teachers_prompt_problems(recipe, prompts, context, tokenizer),
+        *environment_problems(recipe, prompts[:MOST_PROMPTS], context, tokenizer),
         *others,
         *template_problems(recipe, prompts, tokenizer, root),
         *end_problems(recipe, tokenizer, network, files),

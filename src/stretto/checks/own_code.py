@@ -12,8 +12,9 @@ from pathlib import Path
 from stretto import plugins
 from stretto.algorithms.base import build
 from stretto.algorithms.own_facts import announce
+from stretto.environments import adapted
 from stretto.errors import Problem, RecipeError
-from stretto.recipe.schema import Recipe
+from stretto.recipe.schema import OwnEnvironmentSection, Recipe
 
 
 def import_plugins(recipe: Recipe, root: Path, *, training: bool = True) -> None:
@@ -35,7 +36,9 @@ def plugin_problems(recipe: Recipe, root: Path, *, training: bool = True) -> Ite
             elif kind == "environment" and getattr(recipe.environment, "hosts", "auto") not in ("auto", 0):
                 continue  # its own processes import it
             elif kind != "algorithm":
-                plugins.resolve(kind, name, folders, field=field, seconds=seconds)
+                found = plugins.resolve(kind, name, folders, field=field, seconds=seconds)
+                if isinstance(recipe.environment, OwnEnvironmentSection) and kind == "environment":
+                    adapted(found, turns=recipe.environment.turns)  # a class of tools says here what its tools lack
         except RecipeError as error:
             yield from error.problems
 

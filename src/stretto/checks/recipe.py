@@ -96,6 +96,7 @@ RULES: tuple[Rule, ...] = (
     environment.turns_can_be_credited,
     environment.tools_have_what_they_read,
     environment.hosts_can_import,
+    environment.tool_classes_get_their_columns,
     environment.games_have_secrets,
     environment.memories_have_documents,
     environment.projects_have_files,

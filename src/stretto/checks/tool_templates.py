@@ -9,13 +9,14 @@ from typing import Any
 from stretto.checks.rules.own_code import methods_of_tool_class
 from stretto.environments.render import Renderer
 from stretto.errors import Problem, RolloutError
-from stretto.recipe.schema import Recipe, ToolsSection
+from stretto.plugins import folders_of, is_plugin, resolve
+from stretto.recipe.schema import EnvironmentSection, OwnEnvironmentSection, Recipe, ToolsSection
 from stretto.types import Prompt
 
 
 def template_problems(recipe: Recipe, prompts: Sequence[Prompt], tokenizer: Any, root: Path) -> list[Problem]:
     """A template that cannot tell of tools, of calls or of what they came to, or calls that nobody can read."""
-    if not isinstance(recipe.environment, ToolsSection) and not methods_of_tool_class(recipe.environment.kind, root):
+    if not _calls_tools(recipe.environment, root):
         return []
     renderer = Renderer(tokenizer, stop=frozenset(), arguments=recipe.task.template)
     try:
@@ -26,3 +27,17 @@ def template_problems(recipe: Recipe, prompts: Sequence[Prompt], tokenizer: Any,
         fix = "use a task.chat_template that has a place for tools, or another model"
         return [Problem(field="model.name", reason=reason, fix=fix)]
     return []
+
+
+def _calls_tools(section: EnvironmentSection, root: Path) -> bool:
+    """Of a class that inherits its tools only importing it tells, which was done before; not of one that has processes
+    of its own."""
+    if isinstance(section, ToolsSection) or methods_of_tool_class(section.kind, root):
+        return True
+    if (
+        not isinstance(section, OwnEnvironmentSection)
+        or section.hosts not in ("auto", 0)
+        or not is_plugin(section.kind)
+    ):
+        return False
+    return isinstance(resolve("environment", section.kind, folders_of(root), field="environment.kind"), type)

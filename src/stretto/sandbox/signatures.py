@@ -66,6 +66,14 @@ def methods(node: ast.ClassDef) -> dict[str, Function]:
     return {each.name: each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
+def needed(node: Function) -> list[str]:
+    """The parameters of a method that have no default, but for the object itself."""
+    told = node.args
+    places = [each.arg for each in (*told.posonlyargs, *told.args)]
+    words = [word.arg for word, default in zip(told.kwonlyargs, told.kw_defaults, strict=True) if default is None]
+    return [*places[1 : len(places) - len(told.defaults)], *words]
+
+
 def inherits(node: ast.ClassDef) -> bool:
     """True if a class may have methods that are not written in it."""
     return bool(node.decorator_list or node.keywords) or any(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Sequence
 
+from stretto import plugins
 from stretto.algorithms.catalog import CATALOG, find_facts
 from stretto.checks.rules.base import CheckContext
 from stretto.checks.rules.own_code import methods_of_tool_class
@@ -11,6 +13,7 @@ from stretto.environments.corpus import Corpus
 from stretto.environments.game import GameEnvironment
 from stretto.environments.program import executable
 from stretto.environments.project import ProjectEnvironment
+from stretto.environments.tool_class import columns_of
 from stretto.errors import Problem, RecipeError, RolloutError
 from stretto.extras import missing_extra
 from stretto.plugins import is_plugin
@@ -22,12 +25,14 @@ from stretto.recipe.schema import (
     ProgramSection,
     ProjectSection,
     Recipe,
+    Scratch,
     SignalReward,
     SingleTurnSection,
     ToolsSection,
     VerifiersSection,
     VerifiersSource,
 )
+from stretto.sandbox import signatures
 from stretto.types import Prompt
 
 SIGNALS: dict[type[EnvironmentSection], tuple[str, ...]] = {
@@ -88,6 +93,23 @@ def hosts_can_import(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
         yield Problem(field="environment.hosts", reason=reason, fix=fix)
 
 
+def tool_classes_get_their_columns(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """What `reset` of a class of tools asks for is in every prompt, as far as its file tells."""
+    kind = recipe.environment.kind
+    if "reset" not in methods_of_tool_class(kind, scene.root) or not is_plugin(kind):
+        return
+    node = signatures.definition(kind, plugins.folders_of(scene.root))
+    reset = signatures.methods(node).get("reset") if isinstance(node, ast.ClassDef) else None
+    if reset is None or reset.decorator_list:
+        return
+    for prompt in scene.prompts:
+        if lacking := [name for name in signatures.needed(reset) if name not in columns_of(prompt)]:
+            reason = f"reset of {kind} asks for {', '.join(lacking)}, and prompt {prompt.id} has no such column"
+            fix = f"give it a default, or name what there is: {', '.join(sorted(columns_of(prompt)))}"
+            yield Problem(field="environment.kind", reason=reason, fix=fix)
+            return
+
+
 def games_have_secrets(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """The answer of each prompt is a secret of the game."""
     section = recipe.environment
@@ -113,8 +135,26 @@ def memories_have_documents(recipe: Recipe, scene: CheckContext) -> Iterator[Pro
             reason = f"prompt {prompt.id} has no text in a column {section.document!r}"
             yield Problem(field="environment.document", reason=reason, fix=_columns(prompt))
             break
+    if why := _never_shown(recipe, section, scene.prompts):
+        yield Problem(field="environment.shown", reason=f"has no effect: {why}", fix="leave it out")
     yield from _unshown(section, "update", ("memory", "chunk"))
     yield from _unshown(section, "answer", ("memory",))
+
+
+def _never_shown(recipe: Recipe, section: MemorySection, prompts: Sequence[Prompt]) -> str | None:
+    """Why nobody is shown how a memory is kept where a share of the prompts is told, or none."""
+    scratch = recipe.model.scratch or Scratch()
+    facts = find_facts(recipe.algorithm.name)
+    imitates = facts is not None and facts.rows == "demonstrations"
+    if section.shown == type(section).model_fields["shown"].default:
+        return None
+    if not imitates and (recipe.model.name != "scratch" or scratch.warmup_steps == 0):
+        return "it is for the warm-up of a scratch model, and there is none"
+    if scratch.ways:
+        return "model.scratch.demonstration says what is shown"
+    if prompts and not any("evidence" in prompt.tags for prompt in prompts):
+        return "a memory is shown by the pattern in a column 'evidence', and prompts have none"
+    return None
 
 
 def projects_have_files(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:

@@ -113,7 +113,7 @@ class GameSection(EnvironmentSection):
     turns: Count = 8
     """Most guesses."""
     right: str = "right"
-    """What the right guess is told."""
+    """What the right guess would be told; with it the game is over, so the model never reads it."""
     invalid: str = "That is no guess."
     """What a reply without a guess is told."""
 
