@@ -14,7 +14,7 @@ END = TOKENIZER.eos_token_id
 
 
 class Talk(ModelHandle):
-    """`say` is a list of what to say, or a function of the text so far."""
+    """`say` is a list of what to say, or a function of the text so far; `request` is what was asked last."""
 
     def __init__(self, prompt, say, *, context=2000, limit=400, tokenizer=TOKENIZER):
         self.say, self.read = say, []
@@ -28,7 +28,7 @@ class Talk(ModelHandle):
         )
 
     async def _generate(self, request):
-        text = TOKENIZER.decode(request.tokens.tolist())
+        self.request, text = request, TOKENIZER.decode(request.tokens.tolist())
         self.read.append(text)
         said = self.say(text) if callable(self.say) else self.say[len(self.read) - 1]
         tokens = [*TOKENIZER.encode(said, add_special_tokens=False), END][: request.max_new_tokens]

@@ -493,6 +493,6 @@ def test_what_tokens_were_drawn_from_follows_them_through_every_call():
 
 def test_an_engine_that_cuts_and_does_not_say_what_it_kept_is_an_error():
     talk = Talk()
-    talk.handle.sampling = replace(talk.handle.sampling, truncated=True)
+    talk.handle.sampling = replace(talk.handle.sampling, top_p=0.9)
     with pytest.raises(EngineError, match="does not say from which tokens"):
         talk.chat([user("1")])

@@ -9,6 +9,7 @@ import random
 import string
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from stretto.environments.addresses import REMEMBERED, Addresses, Caller
 from stretto.environments.program import ProgramEnvironment, executable
 from stretto.environments.render import Renderer
 from stretto.environments.tool_calls import ToolCall
-from stretto.environments.wire import BadRequest, SentReply, chat_call, token_call
+from stretto.environments.wire import BadRequest, Given, SentReply, chat_call, token_call
 from stretto.errors import EngineError, WeightsError, WorkerLost
 from stretto.runtime.serve import OpenModel
 from stretto.types import Outcome, Prompt
@@ -163,6 +164,7 @@ GOOD = {"messages": [{"role": "user", "content": "1"}]}
 UNWANTED = {
     "top_p": 0.5, "top_k": 3, "min_p": 0.1, "frequency_penalty": 1, "presence_penalty": -1, "repetition_penalty": 1.1,
     "min_tokens": 2, "ignore_eos": True, "top_logprobs": 2, "stop_token_ids": [5], "bad_words": ["a"],
+    "chat_template_kwargs": {"enable_thinking": False}, "continue_final_message": True,
 }  # fmt: skip
 """What would change how tokens are drawn."""
 MALFORMED = [
@@ -172,9 +174,9 @@ MALFORMED = [
         {}, {"messages": None}, {"messages": []}, {"messages": "hi"}, {"messages": [1]}, {"messages": [{}]},
         {"messages": [{"role": "robot", "content": "x"}]}, {"messages": [{"role": "user", "content": 3}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
-        {**GOOD, "stop": ["x"]}, {**GOOD, "stop": "x"}, {**GOOD, "logit_bias": {"3": 1.0}},
+        {**GOOD, "stop": [""]}, {**GOOD, "stop": 5}, {**GOOD, "stop": ["x"] * 17}, {**GOOD, "logit_bias": {"3": 1.0}},
         {**GOOD, "response_format": {"type": "json_object"}},
-        {**GOOD, "n": 2}, {**GOOD, "n": "1"}, {**GOOD, "max_tokens": 0}, {**GOOD, "max_tokens": -5},
+        {**GOOD, "n": 0}, {**GOOD, "n": 65}, {**GOOD, "n": "1"}, {**GOOD, "max_tokens": 0}, {**GOOD, "max_tokens": -5},
         {**GOOD, "max_tokens": 1e9}, {**GOOD, "max_tokens": "8"}, {**GOOD, "stream": "yes"}, {**GOOD, "tools": {}},
         {**GOOD, "tools": [{"type": "function"}]}, {**GOOD, "tools": [{"type": "web"}]},
         {**GOOD, "tool_choice": "required"}, {**GOOD, "tool_choice": {"type": "function", "function": {"name": "f"}}},
@@ -210,9 +212,10 @@ def test_malformed_requests_get_4xx_and_disturb_nothing(play):
             message = answer["error"]["message"]
             assert message and "instance of" not in message and "[_" not in message
         for path, method in (("/v1/nothing", "POST"), (CHAT, "GET"), (CHAT, "DELETE"), ("/../etc/passwd", "GET")):
-            assert 400 <= (await post(address, path, b"", method=method))[0] < 500
+            status, answer = await post(address, path, b"", method=method)
+            assert 400 <= status < 500 and f"there are: POST {CHAT}" in answer["error"]["message"]
         assert (await post(address, CHAT, io.BytesIO(b" " * (9 << 20))))[0] == 413
-        neutral = dict(zip(UNWANTED, [1.0, -1, 0.0, 0, 0, 1.0, None, False, 0, [STOP], []], strict=True))
+        neutral = dict(zip(UNWANTED, [1.0, -1, 0.0, 0, 0, 1.0, None, False, 0, [STOP], [], {}, False], strict=True))
         assert (await post(address, CHAT, {**GOOD, **neutral, "stop": [], "n": 1}))[0] == 200
         return Outcome(answer="fine")
 
@@ -244,7 +247,8 @@ def test_a_reply_with_tool_calls_is_known_again_by_their_ids():
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     said = [user("1"), message, {"role": "tool", "content": "2"}]
     sent = {"call_7": SentReply(reply=reply, message=message)}
-    found = chat_call({"messages": said}, sent).messages
+    found = chat_call({"messages": [*said, {"role": "developer", "content": "Add."}]}, sent).messages
+    assert found[3] == {"role": "system", "content": "Add."}, "templates know it by this name"
     assert found[1] is reply and found[2] == {"role": "tool", "content": "2"}
     other = chat_call({"messages": said}, {}).messages[1]
     assert other["tool_calls"][0]["function"]["arguments"] == {"a": 1}
@@ -266,6 +270,41 @@ def test_a_reply_with_tool_calls_is_known_again_by_their_ids():
         call["function"]["arguments"] = deep
         chat_call({"messages": said}, {})
     assert token_call({"token_ids": [3]}, vocabulary=4).tokens == [3]
+
+
+def test_what_a_model_has_anyway_may_be_asked_for_and_anything_cuts_what_is_greedy():
+    own = Given(top_p=0.9, top_k=5, template={"enable_thinking": False, "tone": "dry"})
+    for wish in ({"top_p": 0.9}, {"top_k": 5}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        assert chat_call({**GOOD, **wish}, {}, given=own).choices == 1
+        with pytest.raises(BadRequest, match="the recipe decides"):
+            chat_call({**GOOD, **wish}, {}, given=Given(top_p=0.8))
+    assert chat_call({**GOOD, "top_p": 0.1, "min_p": 0.2}, {}, given=Given(greedy=True)).choices == 1
+    with pytest.raises(BadRequest, match="logit_bias"):
+        chat_call({**GOOD, "logit_bias": {"1": 2}}, {}, given=Given(greedy=True))
+
+
+def test_a_request_may_end_its_answer_at_a_text_and_ask_for_several():
+    talk = Talk(Prompt(id="p", messages=()), lambda text: "look\nObs:" if talk.request.stop_texts else "done")
+
+    async def agent(address):
+        _, answer = await post(address, CHAT, {**GOOD, "stop": "\nObs:", "return_token_ids": True})
+        (choice,) = answer["choices"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("look", "stop")
+        assert len(choice["token_ids"]) == len("look\nObs:") + 1, "what was sampled"
+        said = [*GOOD["messages"], choice["message"], user("5")]
+        _, answer = await post(address, CHAT, {"messages": said, "n": 2, "logprobs": True})
+        assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+        assert answer["usage"]["completion_tokens"] == 2 * len(answer["choices"][0]["logprobs"]["content"])
+        await post(address, TOKENS, {"token_ids": [5], "sampling_params": {"stop": ["a", "b"]}})
+        assert talk.request.stop_texts == ("a", "b")
+        talk.sampling = replace(talk.sampling, stop_texts=None)
+        status, answer = await post(address, CHAT, {**GOOD, "stop": ["x"]})
+        assert (status, "this engine" in answer["error"]["message"]) == (400, True)
+
+    asyncio.run(served(talk, agent))
+    assert [text.startswith("look\nObs:<|end|>") for text in talk.trained()] == [True, False, True]
+    assert talk.trained()[0].endswith("done<|end|>") and talk.trained()[1] == "done<|end|>"
+    assert talk.rewritten == 0 and talk.conversations()[1].parent is not None, "given back as it came, it goes on"
 
 
 def test_a_server_that_runs_for_long_forgets_the_oldest_tool_calls():

@@ -18,7 +18,7 @@ from stretto import Outcome
 async def play(prompt, model):
     messages = list(prompt.messages)
     first = await model.chat(messages, max_new_tokens=3)
-    second = await model.chat([*messages, first, {"role": "user", "content": prompt.tags["more"]}])
+    second = await model.chat([*messages, first, {"role": "user", "content": prompt.tags["more"]}], stop=".")
     return Outcome(answer=second.text, signals={"tokens": len(second.tokens), "pid": os.getpid()})
 
 async def act(prompt, model):
@@ -48,7 +48,7 @@ class Scripted:
     def __init__(self):
         self.given, self.cancelled = [], False
 
-    async def chat(self, messages, *, max_new_tokens=None, tools=()):
+    async def chat(self, messages, *, max_new_tokens=None, tools=(), stop=()):
         text = messages[-1]["content"]
         if text == "too long":
             raise ValueError("no room")
@@ -60,7 +60,7 @@ class Scripted:
             finally:
                 self.cancelled = True
         again = [message for message in messages if any(message is reply for reply in self.given)]
-        reply = Reply(text=f"{text}/{len(again)}/{max_new_tokens}", tokens=(1, 2), stop="stop")
+        reply = Reply(text="/".join([f"{text}/{len(again)}/{max_new_tokens}", *stop]), tokens=(1, 2), stop="stop")
         self.given.append(reply)
         return reply
 
@@ -89,7 +89,7 @@ class Acts:
 class Caller(Scripted):
     """Calls the tool with what it is asked, then repeats what it was told."""
 
-    async def chat(self, messages, *, max_new_tokens=None, tools=()):
+    async def chat(self, messages, *, max_new_tokens=None, tools=(), stop=()):
         text = messages[-1]["content"]
         call = ToolCall(name=tools[0]["function"]["name"], arguments={"text": text})
         calls = () if messages[-1]["role"] == "tool" else (call,)
@@ -133,7 +133,7 @@ def test_calls_and_replies_go_through_the_pipe_and_replies_are_known_again(folde
         return await asyncio.gather(*(hosts(asked(str(n)), Scripted()) for n in range(6)))
 
     outcomes = with_hosts(folder, do, "acts:play", number=2)
-    assert {outcome.answer for outcome in outcomes} == {"more/1/None"}
+    assert {outcome.answer for outcome in outcomes} == {"more/1/None/."}
     assert [outcome.signals["tokens"] for outcome in outcomes] == [2.0] * 6
     assert len({outcome.signals["pid"] for outcome in outcomes}) == 2, "they are shared out"
 

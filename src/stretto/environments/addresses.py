@@ -21,6 +21,7 @@ from stretto.extras import install
 from stretto.types import Message
 
 if TYPE_CHECKING:
+    from stretto.environments.chat import Sampling
     from stretto.environments.endpoint import Endpoint
     from stretto.environments.render import Renderer
     from stretto.environments.wire import SamplingWish, SentReply
@@ -44,8 +45,18 @@ class ServedModel(Protocol):
         ...
 
     async def chat(
-        self, messages: Sequence[Message], *, max_new_tokens: int | None = None, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        *,
+        max_new_tokens: int | None = None,
+        tools: Sequence[Tool] = (),
+        stop: str | Sequence[str] = (),
     ) -> Reply: ...
+
+    @property
+    def sampling(self) -> Sampling:
+        """How it answers who wishes nothing."""
+        ...
 
     def at(self, wish: SamplingWish) -> ServedModel:
         """The model that answers a request with wishes of its own; itself, where they count for nothing."""
@@ -53,7 +64,9 @@ class ServedModel(Protocol):
 
     def sampled(self, reply: Reply) -> tuple[list[int], list[float]]: ...
 
-    async def complete(self, tokens: Sequence[int], *, max_new_tokens: int | None = None) -> Completion: ...
+    async def complete(
+        self, tokens: Sequence[int], *, max_new_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Completion: ...
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

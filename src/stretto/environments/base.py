@@ -86,11 +86,17 @@ class Model(Protocol):
     """The model as an environment sees it."""
 
     async def chat(
-        self, messages: Sequence[Message], *, max_new_tokens: int | None = None, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        *,
+        max_new_tokens: int | None = None,
+        tools: Sequence[Tool] = (),
+        stop: str | Sequence[str] = (),
     ) -> Reply:
         """The next assistant message. A list that starts with an earlier conversation's messages continues it.
 
-        With `tools`, the chat template tells the model of them, and `reply.tool_calls` holds what it calls.
+        With `tools`, the chat template tells the model of them, and `reply.tool_calls` holds what it calls. The first
+        of the texts `stop` that comes ends the reply; it was sampled and is trained, and the reply's text ends before.
 
         A reply with stop "length" was cut off. It is empty where the conversation has filled the context: end the
         episode then, with what there is, and it is judged as it stands.
@@ -103,6 +109,14 @@ class Model(Protocol):
         It is open until the trajectory ends.
         """
         ...
+
+
+def stop_texts(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Texts that end a reply, as they were given. ValueError where one is empty, which everything holds."""
+    found = (given,) if isinstance(given, str) else tuple(given)
+    if not all(found):
+        raise ValueError("stop: a text that ends a reply must not be empty")
+    return found
 
 
 @runtime_checkable

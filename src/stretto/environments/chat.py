@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stretto.engines.base import Completion, Request, earlier_first, noise_key
-from stretto.environments.base import Address, Reply, Tool
+from stretto.environments.base import Address, Reply, Tool, stop_texts
 from stretto.environments.open_conversation import OpenConversation
 from stretto.environments.render import Renderer, Tokens
 from stretto.environments.tool_calls import named
@@ -51,10 +51,17 @@ class Sampling:
     """Longest answer of one call, unless the call asks for less."""
     context: int
     """Longest conversation the model was made for."""
-    stop_texts: tuple[str, ...] = ()
-    """Texts that end an answer."""
-    truncated: bool = False
-    """True if answers are drawn from a part of the distribution, which then has to come with them."""
+    stop_texts: tuple[str, ...] | None = ()
+    """Texts that end an answer; none if the engine can end answers at tokens alone."""
+    top_p: float = 1.0
+    """Answers are drawn from the likeliest tokens that have this probability together."""
+    top_k: int | None = None
+    """Answers are drawn from so many of the likeliest tokens at most."""
+
+    @property
+    def truncated(self) -> bool:
+        """True if answers are drawn from a part of the distribution, which then has to come with them."""
+        return self.top_p < 1.0 or self.top_k is not None
 
 
 class ModelHandle:
@@ -81,11 +88,17 @@ class ModelHandle:
         self.seen: Counter[bytes] = Counter()
 
     async def chat(
-        self, messages: Sequence[Message], *, max_new_tokens: int | None = None, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        *,
+        max_new_tokens: int | None = None,
+        tools: Sequence[Tool] = (),
+        stop: str | Sequence[str] = (),
     ) -> Reply:
         """The next assistant message."""
         if max_new_tokens is not None and max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+        ends = self._possible_ends(stop)
         asked = [_copied(message) for message in messages]  # the environment may change its messages later
         told = deepcopy(list(tools)) if tools else []
         draft = self._place(asked, messages, told)
@@ -93,12 +106,12 @@ class ModelHandle:
         if draft is None:
             await self._cut_off()
             return Reply(text="", tokens=(), stop="length", turn=call)
-        completion = await self._speak(draft, max_new_tokens, call)
+        completion = await self._speak(draft, max_new_tokens, call, ends)
         draft.opening = draft.opening or len(asked)
         tokens = completion.tokens.tolist()
         calls = named(self.renderer.tool_calls(tokens, told), call)
         reply = Reply(
-            text=self.renderer.text(tokens),
+            text=_before(ends, self.renderer.text(tokens)),
             tokens=tuple(tokens),
             stop=completion.stop,
             tool_calls=calls,
@@ -111,18 +124,21 @@ class ModelHandle:
         draft.turns.append((len(draft.messages), len(draft.tokens)))
         return reply
 
-    async def complete(self, tokens: Sequence[int], *, max_new_tokens: int | None = None) -> Completion:
+    async def complete(
+        self, tokens: Sequence[int], *, max_new_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Completion:
         """What the model says after tokens that a program has put together by itself.
 
         They continue the conversation whose tokens they start with up to the end of one of its calls.
         """
+        ends = self._possible_ends(stop)
         draft = self._place_tokens(list(tokens))
         call, self.calls = self.calls, self.calls + 1
         if draft is None:
             await self._cut_off()
             nothing = np.zeros(0)
             return Completion(key=0, tokens=nothing.astype(np.int64), logprobs=nothing, stop="length", version=0)
-        completion = await self._speak(draft, max_new_tokens, call)
+        completion = await self._speak(draft, max_new_tokens, call, ends)
         draft.messages = []  # no list of messages continues it any more
         draft.turns.append((0, len(draft.tokens)))
         return completion
@@ -151,10 +167,19 @@ class ModelHandle:
             raise RolloutError("this model is not served over HTTP; ask it with model.chat")
         return await self.reach(self)
 
-    async def _speak(self, draft: OpenConversation, max_new_tokens: int | None, call: int) -> Completion:
+    def _possible_ends(self, stop: str | Sequence[str]) -> tuple[str, ...]:
+        """The texts that end a call. RolloutError where the engine does not look for any."""
+        if (ends := stop_texts(stop)) and self.sampling.stop_texts is None:
+            reason = "stop: this engine ends answers at tokens and at no texts"
+            raise RolloutError(f"{reason}; cut the reply yourself, or use engine.kind: native")
+        return ends
+
+    async def _speak(
+        self, draft: OpenConversation, max_new_tokens: int | None, call: int, ends: tuple[str, ...]
+    ) -> Completion:
         """Samples what the model says next in a conversation, which grows by that."""
         try:
-            completion = await self.generate(self._request(draft, max_new_tokens))
+            completion = await self.generate(self._request(draft, max_new_tokens, ends))
             if completion.stop == "abort":
                 raise RolloutError("the call was aborted before the model had finished")
         except BaseException:  # nobody waits for it any more, and a program may ask again
@@ -265,7 +290,7 @@ class ModelHandle:
         self.drafts.append(draft)
         return draft
 
-    def _request(self, draft: OpenConversation, max_new_tokens: int | None) -> Request:
+    def _request(self, draft: OpenConversation, max_new_tokens: int | None, ends: tuple[str, ...]) -> Request:
         room = self.sampling.context - len(draft.tokens)
         if room < 1 or not draft.tokens:
             raise RolloutError(
@@ -286,9 +311,14 @@ class ModelHandle:
             tokens=context,
             max_new_tokens=min(max_new_tokens or room, self.sampling.max_new_tokens, room),
             stop=self.renderer.stop,
-            stop_texts=self.sampling.stop_texts,
+            stop_texts=(*(self.sampling.stop_texts or ()), *ends),
             temperature=self.sampling.temperature if self.sampling.temperature >= COLDEST else 0.0,
         )
+
+
+def _before(ends: Sequence[str], text: str) -> str:
+    """A reply up to the first of the texts that were to end it."""
+    return text[: min((place for end in ends if (place := text.find(end)) >= 0), default=len(text))]
 
 
 def _copied(message: Message) -> dict[str, Any]:

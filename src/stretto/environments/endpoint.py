@@ -8,8 +8,8 @@ It listens on the loopback address alone. A key says which trajectory asks, as a
 header X-API-Key, which proxies leave alone; without a valid one nothing is answered. How
 tokens are sampled is the run's to say, and never the caller's: training needs the log-probabilities of exactly that
 distribution. So temperature and seed are accepted there and have no effect, as many programs send them; in `stretto
-serve` they have one. Other settings are refused (`wire.NEUTRAL`). What was sampled for a client that has hung up before
-its answer was there is dropped.
+serve` they have one. Where an answer ends (`max_tokens`, `stop`) is the caller's. Other settings are refused
+(`wire.NEUTRAL`). What was sampled for a client that has hung up before its answer was there is dropped.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ import secrets
 import string
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from stretto.engines.base import Completion
-from stretto.environments.addresses import Caller
+from stretto.environments.addresses import Caller, ServedModel
 from stretto.environments.base import Reply
-from stretto.environments.wire import BadRequest, ChatCall, SentReply, TokenCall, chat_call, token_call
+from stretto.environments.chat import COLDEST
+from stretto.environments.wire import BadRequest, ChatCall, Given, SentReply, TokenCall, chat_call, token_call, wish_of
 from stretto.errors import MODEL_FAILURES, RolloutError, StrettoError
 
 LARGEST = 8 << 20
@@ -42,6 +44,8 @@ MOST = 64
 LETTERS = string.ascii_letters + string.digits
 NAME = "policy"
 """What the model is called; the name in a request is not read."""
+SERVED = ("POST /v1/chat/completions", "POST /inference/v1/generate", "GET /v1/models", f"GET /v1/models/{NAME}")
+"""What is answered."""
 
 LOG = logging.getLogger("stretto.endpoint")
 """Where aiohttp tells of requests that are none, with tracebacks; nobody reads them in a terminal."""
@@ -83,10 +87,13 @@ class Endpoint:
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Lets nobody in without a key, and turns what is wrong into a status and a sentence."""
         if (caller := self._caller(request)) is None:
-            return _error(401, "the API key is not one of a trajectory that runs now", "invalid_api_key")
+            return _error(401, "the API key is wrong, or its trajectory has ended", "invalid_api_key")
         try:
             with _counted(caller):
                 return await handler(request)
+        except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+            reason = f"there is no {request.method} {request.path[:100]} here; there are: {', '.join(SERVED)}"
+            return _error(error.status, reason, "not_found")
         except web.HTTPException as error:
             return _error(error.status, error.reason or "refused", "invalid_request_error")
         except BadRequest as error:
@@ -126,19 +133,44 @@ class Endpoint:
         return {"id": NAME, "object": "model", "owned_by": "stretto", "max_model_len": context}
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        caller = self._known(request)
-        call = chat_call(await _body(request), caller.replies, ends=caller.model.renderer.stop)
-        model = caller.model.at(call.wish)
-        reply = await model.chat(call.messages, max_new_tokens=call.max_new_tokens, tools=call.tools)
-        answer = _chat_answer(call, reply, model.sampled(reply), caller)
+        caller, body = self._known(request), await _body(request)
+        model = caller.model.at(wish_of(body))
+        call = chat_call(body, caller.replies, given=_given(caller.model, model))
+        asked = partial(model.chat, max_new_tokens=call.max_new_tokens, tools=call.tools, stop=call.stop)
+        replies = await _together([asked(call.messages) for _ in range(call.choices)])
+        answer = _chat_answer(call, [(reply, *model.sampled(reply)) for reply in replies], caller)
         return await _streamed(request, answer) if call.stream else web.json_response(answer)
 
     async def _generate(self, request: web.Request) -> web.Response:
-        caller = self._known(request)
-        ends = caller.model.renderer.stop
-        call = token_call(await _body(request), vocabulary=self.vocabulary, ends=ends)
-        completion = await caller.model.at(call.wish).complete(call.tokens, max_new_tokens=call.max_new_tokens)
+        caller, body = self._known(request), await _body(request)
+        settings = body.get("sampling_params") if isinstance(body, dict) else None
+        model = caller.model.at(wish_of(settings if isinstance(settings, dict) else {}))
+        call = token_call(body, vocabulary=self.vocabulary, given=_given(caller.model, model))
+        completion = await model.complete(call.tokens, max_new_tokens=call.max_new_tokens, stop=call.stop)
         return web.json_response(_token_answer(call, completion))
+
+
+def _given(model: ServedModel, asked: ServedModel) -> Given:
+    """What a request cannot change of the model; `asked` is what answers it, another one where its wishes count."""
+    return Given(
+        ends=model.renderer.stop,
+        top_p=model.sampling.top_p,
+        top_k=model.sampling.top_k,
+        greedy=asked is not model and asked.sampling.temperature < COLDEST,
+        template=model.renderer.arguments,
+    )
+
+
+async def _together(calls: Sequence[Coroutine[Any, Any, Reply]]) -> list[Reply]:
+    """The replies of calls at the same time; if one fails, the others are given up."""
+    if len(calls) == 1:
+        return [await calls[0]]
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 @contextmanager
@@ -171,29 +203,38 @@ def _error(status: int, message: str, code: str) -> web.Response:
     return web.json_response({"error": {"message": message, "type": kind, "code": code}}, status=status)
 
 
-def _chat_answer(
-    call: ChatCall, reply: Reply, sampled: tuple[list[int], list[float]], caller: Caller
-) -> dict[str, Any]:
-    """A reply as OpenAI's API has it."""
-    context, logprobs = sampled
-    message = _sent(reply, caller)
-    finish = "tool_calls" if "tool_calls" in message else "length" if reply.stop == "length" else "stop"
-    choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
-    if call.logprobs:
-        told = token_id if call.tokens_by_id else lambda token: caller.model.renderer.all_text([token])
-        choice["logprobs"] = {"content": _logprobs(reply.tokens, logprobs, told)}
+Sampled = tuple[Reply, list[int], list[float]]
+"""A reply, the tokens before it, and the log-probabilities of its own."""
+
+
+def _chat_answer(call: ChatCall, replies: Sequence[Sampled], caller: Caller) -> dict[str, Any]:
+    """Replies as OpenAI's API has them."""
+    context = replies[0][1]
     answer: dict[str, Any] = {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
         "object": "chat.completion",
         "created": int(time.time()),
         "model": NAME,
-        "choices": [choice],
-        "usage": _usage(len(context), len(reply.tokens)),
+        "choices": [
+            _choice(call, index, reply, logprobs, caller) for index, (reply, _, logprobs) in enumerate(replies)
+        ],
+        "usage": _usage(len(context), sum(len(reply.tokens) for reply, _, _ in replies)),
     }
     if call.token_ids:
         answer["prompt_token_ids"] = context
-        choice["token_ids"] = list(reply.tokens)
     return answer
+
+
+def _choice(call: ChatCall, index: int, reply: Reply, logprobs: Sequence[float], caller: Caller) -> dict[str, Any]:
+    message = _sent(reply, caller)
+    finish = "tool_calls" if "tool_calls" in message else "length" if reply.stop == "length" else "stop"
+    choice: dict[str, Any] = {"index": index, "message": message, "finish_reason": finish, "logprobs": None}
+    if call.logprobs:
+        told = token_id if call.tokens_by_id else lambda token: caller.model.renderer.all_text([token])
+        choice["logprobs"] = {"content": _logprobs(reply.tokens, logprobs, told)}
+    if call.token_ids:
+        choice["token_ids"] = list(reply.tokens)
+    return choice
 
 
 def _sent(reply: Reply, caller: Caller) -> dict[str, Any]:
@@ -249,12 +290,13 @@ def _usage(prompt: int, sampled: int) -> dict[str, int]:
 
 async def _streamed(request: web.Request, answer: dict[str, Any]) -> web.StreamResponse:
     """The answer as a stream of one piece, for clients that know no other way."""
-    choice = answer["choices"][0]
-    delta = {**choice["message"]}
-    if "tool_calls" in delta:
-        delta["tool_calls"] = [{"index": place, **each} for place, each in enumerate(delta["tool_calls"])]
-    piece = {**answer, "object": "chat.completion.chunk", "choices": [{**choice, "delta": delta}]}
-    del piece["choices"][0]["message"]
+    choices = []
+    for choice in answer["choices"]:
+        delta = {**choice["message"]}
+        if "tool_calls" in delta:
+            delta["tool_calls"] = [{"index": place, **each} for place, each in enumerate(delta["tool_calls"])]
+        choices.append({**{key: value for key, value in choice.items() if key != "message"}, "delta": delta})
+    piece = {**answer, "object": "chat.completion.chunk", "choices": choices}
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
     await response.write(f"data: {json.dumps(piece)}\n\ndata: [DONE]\n\n".encode())

@@ -22,7 +22,7 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from stretto import environments
-from stretto.environments.base import Address, Environment, Reply, Tool, ToolCall
+from stretto.environments.base import Address, Environment, Reply, Tool, ToolCall, stop_texts
 from stretto.environments.toolset import ABANDONED
 from stretto.environments.trajectory import observed
 from stretto.errors import RecipeError, RolloutError
@@ -91,7 +91,12 @@ class RemoteModel:
         self.host, self.number = host, number
 
     async def chat(
-        self, messages: Sequence[Message], *, max_new_tokens: int | None = None, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        *,
+        max_new_tokens: int | None = None,
+        tools: Sequence[Tool] = (),
+        stop: str | Sequence[str] = (),
     ) -> Reply:
         """The next assistant message; a reply that is passed back is named by its call, so that it is known again."""
         call, answer = await self._ask(
@@ -100,6 +105,7 @@ class RemoteModel:
             replies=[getattr(message, "call", None) for message in messages],
             max_new_tokens=max_new_tokens,
             tools=[dict(tool) for tool in tools],
+            stop=stop_texts(stop),
         )
         reply = Reply(
             text=answer["text"],

@@ -174,7 +174,8 @@ class HostProcess:
             reply = episode.replies.get(said_in)
             if reply is not None and reply == messages[place]:  # the environment may have changed its copy
                 messages[place] = reply
-        reply = await episode.model.chat(messages, max_new_tokens=asked["max_new_tokens"], tools=asked["tools"])
+        wishes = {key: asked[key] for key in ("max_new_tokens", "tools", "stop")}
+        reply = await episode.model.chat(messages, **wishes)
         episode.replies[asked["call"]] = reply
         calls = [asdict(each) for each in reply.tool_calls]
         told = {"text": reply.text, "tokens": list(reply.tokens), "stop": reply.stop, "turn": reply.turn}

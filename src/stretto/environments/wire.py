@@ -1,15 +1,15 @@
 """What programs may ask over HTTP: JSON of strangers in, records out. Nothing here knows of a server.
 
 Only what the endpoint answers is read; other keys are left alone, as servers of these APIs do. What would change the
-answer and cannot be done (several choices, images, a tool that must be called, tokens drawn in another way than the
-recipe says) is refused instead of ignored.
+answer and cannot be done (images, a tool that must be called, tokens drawn in another way than the recipe says) is
+refused instead of ignored.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -19,12 +19,29 @@ from stretto.types import Message
 
 DEEPEST = 32
 """Levels of lists and objects in what a template is given."""
+MOST_CHOICES = 64
+"""Answers to one request."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_p": (1,), "top_k": (-1, 0), "min_p": (0,), "frequency_penalty": (0,), "presence_penalty": (0,),
     "repetition_penalty": (1,), "min_tokens": (0,), "ignore_eos": (False,), "bad_words": ([],), "logit_bias": ({},),
-    "allowed_token_ids": (), "stop": ([],), "top_logprobs": (0,),
+    "allowed_token_ids": (), "top_logprobs": (0,), "functions": ([],), "chat_template": (),
+    "chat_template_kwargs": ({},), "continue_final_message": (False,), "add_generation_prompt": (True,),
+    "structured_outputs": (), "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (),
 }  # fmt: skip
 """Settings that cannot be had -> the values with which they change nothing; null is another."""
+CUTTING = ("top_p", "top_k", "min_p")
+"""Those that say which tokens may be drawn; the likeliest may always be."""
+WHY: Mapping[str, str] = {
+    "top_p": "the recipe decides how tokens are drawn; leave it out, or set engine.top_p there",
+    "top_k": "the recipe decides how tokens are drawn; leave it out, or set engine.top_k there",
+    "top_logprobs": "log-probabilities are those of the tokens that were drawn; leave it out",
+    "functions": "tools have their place; use tools",
+    "chat_template": "the recipe decides it; leave it out, or set task.chat_template there",
+    "chat_template_kwargs": "the recipe decides what its template is told; leave it out, or set task.template there",
+    "continue_final_message": "an answer is a message of its own; leave it out",
+    "add_generation_prompt": "an answer is a message of its own; leave it out",
+}
+"""Why, and what to do, where it is not that the recipe decides how tokens are drawn."""
 
 
 class BadRequest(Exception):
@@ -47,6 +64,30 @@ class SamplingWish(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What is so for the model that answers, whatever a request says: to ask for the same is no wish."""
+
+    ends: Collection[int] = ()
+    """The tokens that end answers."""
+    top_p: float = 1.0
+    """The share of the distribution that answers are drawn from."""
+    top_k: int | None = None
+    """Of how many tokens they are drawn at most."""
+    greedy: bool = False
+    """True if this request's answer is greedy, so that it does not matter from how many tokens it is drawn."""
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """What the chat template is told besides the messages."""
+
+    def is_met(self, key: str, value: Any) -> bool:
+        """Whether a setting asks for nothing else."""
+        if key in CUTTING and self.greedy:
+            return True
+        if key == "chat_template_kwargs":
+            return isinstance(value, dict) and value.items() <= self.template.items()
+        return key in ("top_p", "top_k") and value == getattr(self, key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SentReply:
     """A reply in which tools were called, as a client has it."""
 
@@ -54,6 +95,10 @@ class SentReply:
     """As the conversation has it."""
     message: Mapping[str, Any]
     """As it was sent."""
+
+
+NOTHING = Given()
+"""A model that draws from the whole distribution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +111,10 @@ class ChatCall:
     """What the model may call."""
     max_new_tokens: int | None
     """Longest answer."""
-    wish: SamplingWish
-    """How it is to be sampled."""
+    stop: Sequence[str]
+    """Texts that end it."""
+    choices: int
+    """How many answers are wanted."""
     stream: bool
     """Whether the answer comes as a stream."""
     logprobs: bool
@@ -86,8 +133,8 @@ class TokenCall:
     """The whole context."""
     max_new_tokens: int | None
     """Longest answer."""
-    wish: SamplingWish
-    """How it is to be sampled."""
+    stop: Sequence[str]
+    """Texts that end it."""
     logprobs: bool
     """Whether the answer comes with log-probabilities."""
     request_id: str | None
@@ -142,13 +189,22 @@ class _TextFormat(_Read):
     type: Literal["text"]
 
 
+Stop = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=256)]],
+    Field(max_length=16),
+    BeforeValidator(lambda given: [given] if isinstance(given, str) else [] if given is None else given),
+]
+"""One text or several."""
+
+
 class _Chat(_Read):
     messages: Annotated[list[_Message], Field(min_length=1, max_length=10_000)]
     tools: list[_Tool] | None = None
     tool_choice: Literal["auto", "none"] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    n: Literal[1] | None = None
+    stop: Stop = []
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     stream: bool | None = None
     logprobs: bool | None = None
     return_token_ids: bool | None = None
@@ -159,6 +215,7 @@ class _Chat(_Read):
 class _Sampling(_Read):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
+    stop: Stop = []
     n: Literal[1] | None = None
 
 
@@ -169,11 +226,16 @@ class _Generate(_Read):
     request_id: Annotated[str, Field(max_length=256)] | None = None
 
 
-def chat_call(body: Any, replies: Mapping[str, SentReply], *, ends: Collection[int] = ()) -> ChatCall:
-    """A call of /v1/chat/completions. `replies` are those in which tools were called, by the ids of the calls; `ends`
-    the tokens that end answers."""
+def wish_of(settings: Any) -> SamplingWish:
+    """How a request wants to be sampled; `settings` are the part of its body that says so."""
+    wish: SamplingWish = _parsed(SamplingWish, settings)
+    return wish
+
+
+def chat_call(body: Any, replies: Mapping[str, SentReply], *, given: Given = NOTHING) -> ChatCall:
+    """A call of /v1/chat/completions. `replies` are those in which tools were called, by the ids of the calls."""
     asked = _parsed(_Chat, body)
-    _possible(body, ends)
+    _possible(body, given)
     _whole(body)
     tools = [tool.model_dump() for tool in asked.tools or []] if asked.tool_choice != "none" else []
     _shallow(tools)
@@ -181,7 +243,8 @@ def chat_call(body: Any, replies: Mapping[str, SentReply], *, ends: Collection[i
         messages=[_message(each, replies) for each in asked.messages],
         tools=tools,
         max_new_tokens=asked.max_completion_tokens or asked.max_tokens,
-        wish=_parsed(SamplingWish, body),
+        stop=asked.stop,
+        choices=asked.n or 1,
         stream=bool(asked.stream),
         logprobs=bool(asked.logprobs),
         token_ids=bool(asked.return_token_ids),
@@ -189,16 +252,16 @@ def chat_call(body: Any, replies: Mapping[str, SentReply], *, ends: Collection[i
     )
 
 
-def token_call(body: Any, *, vocabulary: int, ends: Collection[int] = ()) -> TokenCall:
+def token_call(body: Any, *, vocabulary: int, given: Given = NOTHING) -> TokenCall:
     """A call of /inference/v1/generate."""
     asked = _parsed(_Generate, body)
-    _possible(body.get("sampling_params") or {}, ends)
+    _possible(body.get("sampling_params") or {}, given)
     if strange := [token for token in asked.token_ids if not 0 <= token < vocabulary]:
         raise BadRequest(f"token_ids: {strange[0]} is no token of a vocabulary of {vocabulary}")
     return TokenCall(
         tokens=asked.token_ids,
         max_new_tokens=asked.sampling_params.max_tokens,
-        wish=_parsed(SamplingWish, body.get("sampling_params") or {}),
+        stop=asked.sampling_params.stop,
         logprobs=asked.sampling_params.logprobs is not None,
         request_id=asked.request_id,
     )
@@ -209,7 +272,9 @@ def _message(message: _Message, replies: Mapping[str, SentReply]) -> Message:
     changed since it was sent is another message."""
     content = message.content
     text = "".join(part.text for part in content) if isinstance(content, list) else content or ""
-    found: dict[str, Any] = {"role": message.role, "content": text}
+    # OpenAI's newer name of the system's messages; most templates leave out what they do not know.
+    role = "system" if message.role == "developer" else message.role
+    found: dict[str, Any] = {"role": role, "content": text}
     if message.tool_calls:
         found["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": _arguments(call)}}
@@ -248,16 +313,15 @@ def _shallow(value: Any, depth: int = 0) -> None:
         _shallow(each, depth + 1)
 
 
-def _possible(settings: Mapping[str, Any], ends: Collection[int]) -> None:
+def _possible(settings: Mapping[str, Any], given: Given) -> None:
     """Refuses what would change how tokens are drawn; clients may say that they do not want it."""
     for key, values in NEUTRAL.items():
-        if (given := settings.get(key)) is not None and given not in values:
-            why = "the recipe decides how tokens are drawn"
-            if key == "top_logprobs":
-                why = "log-probabilities are those of the tokens that were drawn"
-            raise BadRequest(f"{key}: {str(given)[:40]} is not possible here: {why}; leave it out")
-    given = settings.get("stop_token_ids") or []
-    if not isinstance(given, list) or not set(map(str, given)) <= set(map(str, ends)):
+        value = settings.get(key)
+        if value is not None and value not in values and not given.is_met(key, value):
+            why = WHY.get(key, "the recipe decides how tokens are drawn; leave it out")
+            raise BadRequest(f"{key}: {str(value)[:40]} is not possible here: {why}")
+    ends = settings.get("stop_token_ids") or []
+    if not isinstance(ends, list) or not set(map(str, ends)) <= set(map(str, given.ends)):
         raise BadRequest("stop_token_ids: only those that end answers anyway; the recipe and the model's files decide")
 
 

@@ -50,7 +50,8 @@ class ChatSession:
             max_new_tokens=section.max_new_tokens if max_new_tokens is None else max_new_tokens,
             context=policy.context,
             stop_texts=tuple(native.stop),
-            truncated=native.top_p < 1.0 or native.top_k is not None,
+            top_p=native.top_p,
+            top_k=native.top_k,
         )
         self.show: Callable[[str], object] = lambda text: None
         self.begun = -1

@@ -65,12 +65,17 @@ class DemonstratedModel:
         self.tokens: NDArray[np.int64] = np.array([], dtype=np.int64)
 
     async def chat(
-        self, messages: Sequence[Message], *, max_new_tokens: int | None = None, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        *,
+        max_new_tokens: int | None = None,
+        tools: Sequence[Tool] = (),
+        stop: str | Sequence[str] = (),
     ) -> Reply:
         """The next message of the player, in the tokens with which the model would say it."""
         self.tokens = self.renderer.answer(messages, self.player(self.prompt, self.turn, messages))
         self.turn += 1
-        return await self.handle.chat(messages, max_new_tokens=max_new_tokens, tools=tools)
+        return await self.handle.chat(messages, max_new_tokens=max_new_tokens, tools=tools, stop=stop)
 
     async def address(self) -> Address:
         """Programs cannot be shown how it is played."""

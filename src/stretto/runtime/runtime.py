@@ -150,8 +150,9 @@ class Runtime:
             temperature=temperature,
             max_new_tokens=self.recipe.engine.max_new_tokens,
             context=self.context,
-            stop_texts=getattr(engine, "stop", ()),
-            truncated=engine.top_p < 1.0 or getattr(engine, "top_k", None) is not None,
+            stop_texts=getattr(engine, "stop", None),
+            top_p=engine.top_p,
+            top_k=getattr(engine, "top_k", None),
         )
 
     async def score(

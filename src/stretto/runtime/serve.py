@@ -53,17 +53,24 @@ class OpenModel:
         return OpenModel(self.parts, replace(sampling, seed=wish.seed), numbers=count())
 
     async def chat(
-        self, messages: Sequence[Message], *, max_new_tokens: int | None = None, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        *,
+        max_new_tokens: int | None = None,
+        tools: Sequence[Tool] = (),
+        stop: str | Sequence[str] = (),
     ) -> Reply:
         """The next assistant message."""
         handle = self._handle(max_new_tokens)
-        reply = await handle.chat(messages, max_new_tokens=max_new_tokens, tools=tools)
+        reply = await handle.chat(messages, max_new_tokens=max_new_tokens, tools=tools, stop=stop)
         self.handles[id(reply)] = handle
         return reply
 
-    async def complete(self, tokens: Sequence[int], *, max_new_tokens: int | None = None) -> Completion:
+    async def complete(
+        self, tokens: Sequence[int], *, max_new_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Completion:
         """What the model says after tokens."""
-        return await self._handle(max_new_tokens).complete(tokens, max_new_tokens=max_new_tokens)
+        return await self._handle(max_new_tokens).complete(tokens, max_new_tokens=max_new_tokens, stop=stop)
 
     def sampled(self, reply: Reply) -> tuple[list[int], list[float]]:
         """The tokens before a reply, and the log-probabilities of its own."""
