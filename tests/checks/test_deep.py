@@ -190,13 +190,16 @@ def test_a_template_that_cannot_render_a_prompt_is_a_problem_of_the_task(folder_
 
 
 def test_what_an_environment_shows_has_to_fit_and_to_be_spelt(tmp_path):
-    task = asking(tmp_path, [row("0") | {"document": "0" * 70} for _ in range(3)])
+    task = asking(tmp_path, [row(text) | {"document": "0" * 70} for text in ("0", "1", "00")])
     memory = {"kind": "memory", "chunk": 64, "empty": "-", "update": "{memory}{chunk}", "answer": "{memory}"}
     found = problems_of(tmp_path, task=task, environment=memory, evaluate__prompts=1)
     assert found.keys() == {"environment.chunk", "model.scratch.characters"}
     assert "tokens for a piece of its text, in a context of 32" in found["environment.chunk"].reason
     assert "does not have '-', which environment memory shows" in found["model.scratch.characters"].reason
-    found = problems_of(tmp_path, environment={"kind": "game", "higher": "0", "lower": "1", "invalid": "?"})
+    source = {"kind": "synthetic", "name": "number", "range": [0, 1], "count": 14}
+    game = {"kind": "game", "range": [0, 1], "higher": "0", "lower": "1", "invalid": "?"}
+    task = {"source": source, "prompt": "=", "holdout": {"prompts": 4}}
+    found = problems_of(tmp_path, task=task, environment=game)
     assert "does not have '?'" in found["model.scratch.characters"].reason
 
 
