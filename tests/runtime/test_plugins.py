@@ -211,7 +211,7 @@ def test_host_processes_give_the_weights_of_this_process_and_a_death_costs_its_t
     [
         ("engines:bad", "made Policy, which has no "),
         ("engines:here", "raised RuntimeError: only here .*engines.py, line"),
-        ("engines:gone", "defines no 'gone'.* in the worker of localhost/cpu:0 on .*which looks in "),
+        ("engines:gone", "defines no 'gone'.* in the worker of localhost/cpu:[01] on .*which looks in "),
     ],
 )
 def test_an_engine_that_a_worker_cannot_make_is_named(kind, says, project):

@@ -93,8 +93,8 @@ def test_a_call_that_hangs_is_killed_with_its_children_and_its_worker_replaced(t
 
     async def body(pool):
         before = await pool.call("pid", deadline=20)
-        with pytest.raises(SandboxDeadlineError, match=r"hang did not answer within 0\.2 s"):
-            await pool.call("hang", str(file), deadline=0.2)
+        with pytest.raises(SandboxDeadlineError, match="hang did not answer within 1 s"):
+            await pool.call("hang", str(file), deadline=1)
         worker, child = map(int, file.read_text().split())
         assert worker == before != await pool.call("pid", deadline=20)
         assert await until(lambda: gone(child))
