@@ -174,9 +174,9 @@ def _reward(recipe: Recipe) -> Iterator[str]:
     if not recipe.rewards:
         return
     parts = " + ".join(part.name if part.weight == 1 else f"{part.weight:g}*{part.name}" for part in recipe.rewards)
-    kl = recipe.algorithm.kl
+    kl, idle = recipe.algorithm.kl, ", which is only reported" if taught_alone(recipe) else ""
     pull = f" - {kl.coef:g} * sum over tokens of {_estimator(recipe)}" if kl.coef > 0 and kl.where == "reward" else ""
-    idle = ", which is only reported" if taught_alone(recipe) else ""
+    pull += f"; {kl.coef:g} adapts until the KL is {kl.adaptive.target:g} per token" if pull and kl.adaptive else ""
     yield f"R = {parts.replace('+ -', '- ')}{pull}{idle}"
 
 
