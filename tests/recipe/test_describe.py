@@ -117,6 +117,8 @@ def test_the_objective_of_ppo_has_the_numbers_of_its_critic():
     assert "V = the value of x, which is not trained" in frozen
     assert "T = " not in frozen
     assert "0.95" in objective(recipe(algorithm={"name": "ppo"}))
+    by_length = objective(recipe(algorithm={"name": "ppo", "gae": {"length_alpha": 0.05}}))
+    assert "GAE = delta + 1*max(0, 1 - 1/(0.05 * trained tokens of the trajectory)) * GAE" in by_length
     assert "GAE" not in objective(recipe())
 
 

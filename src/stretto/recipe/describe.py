@@ -124,7 +124,7 @@ def _critic(recipe: Recipe) -> Iterator[str]:
     if gae := getattr(recipe.algorithm, "gae", None):
         gamma, lam = gae.gamma, f"{gae.lam:g}"
         if gae.length_alpha is not None:
-            lam = f"(1 - 1/({gae.length_alpha:g} * trained tokens of the trajectory))"
+            lam = f"max(0, 1 - 1/({gae.length_alpha:g} * trained tokens of the trajectory))"
         yield f"GAE = delta + {gamma:g}*{lam} * GAE of the next token"
         yield f"delta = r + {gamma:g} * V of the next token - V; V = the value of {_valued(recipe)}"
         yield "r = what of R falls on a token: the verdict on the last one, a penalty on its own"
