@@ -18,7 +18,7 @@ from transformers import (
 
 from stretto.models.converted import keeping
 from stretto.models.load import load
-from stretto.models.scalar_head import base_network, load_gauge
+from stretto.models.scalar_head import base_network, load_scorer
 from stretto.models.scratch import character_tokenizer
 from stretto.models.source import locate
 from stretto.models.value_model import load_value_model
@@ -146,7 +146,7 @@ def loaded(case, folder, size):
     files, section = locate(name, folder), ModelSection(name=name, dtype="bfloat16", **({"adapter": None} | choices))
     if case == "frozen":
         more = {"dtype": torch.bfloat16, "device": CPU, "seed": 0, "token_budget": 60}
-        return load_gauge("reward", files, base=None, **more)
+        return load_scorer("reward", files, base=None, **more)
     if case == "critic":
         base = base_network(section, files, seed=0, device=CPU, base=None)
         more = {"shared": None, "dtype": torch.bfloat16, "device": CPU, "seed": 0}

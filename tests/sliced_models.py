@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from slices import taken
 from stretto.algorithms.base import build
-from stretto.models.scalar_head import base_network, load_gauge
+from stretto.models.scalar_head import base_network, load_scorer
 from stretto.models.value_model import load_value_model
 from stretto.recipe.schema import Adapter, AlgorithmSection, Gae, Optimizer
 from stretto.training.critic_trainer import CriticTrainer
@@ -94,7 +94,7 @@ def frozen(case):
     """A model that is only asked."""
     if case in ("reward", "value"):
         base = base_network(scratch_model(**SMALL), SCRATCH_FILES, seed=3, device=CPU, base=None)
-        return load_gauge(case, SCRATCH_FILES, base=base, dtype=torch.float64, device=CPU, seed=3, token_budget=60)
+        return load_scorer(case, SCRATCH_FILES, base=base, dtype=torch.float64, device=CPU, seed=3, token_budget=60)
     named = 3 if case == "likeliest tokens" else None
     policy = scratch_policy(**SMALL, seed=5)
     policy.network.requires_grad_(False)

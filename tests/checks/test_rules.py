@@ -68,7 +68,14 @@ WRONG = [
     ([*PPO, "roles.critic={name: causal, optimizer: null}"], "roles.critic.name", "which is no token or sequence"),
     (["algorithm.kl={adaptive: {}}"], "algorithm.kl.adaptive", "is 0"),
     (["algorithm.kl={coef: 0.1, adaptive: {}}"], "algorithm.kl.adaptive", "not available yet for a KL in the loss"),
+    (
+        ["algorithm.kl={coef: 0.1, where: reward, adaptive: {horizon: 1}}"],
+        "algorithm.kl.adaptive.horizon",
+        "one step of 8 trajectories (batch.prompts x batch.samples) could take the coefficient to 0 or below",
+    ),
     (["algorithm={name: distill}"], "roles.teacher", "learns from a teacher"),
+    (["algorithm={name: distill}", "roles.teacher.name=adapter"], "roles.teacher.name", "adapter is an adapter of"),
+    ([*PPO, "roles.critic.name=adapter"], "roles.critic.name", "adapter is an adapter of"),
     (["roles.teacher.name=causal"], "roles.teacher", "asks no teacher"),
     (
         ["algorithm={name: distill}", "roles.teacher={name: causal, prompt: 'it is {refrence}'}"],
@@ -332,6 +339,10 @@ def taken(right, tmp_path):
     for name, facts in CLASSIFIERS.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "llama", **facts}))
+    (tmp_path / "adapter").mkdir()
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": str(tmp_path / "causal"), "r": 4, "lora_alpha": 8}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({**adapter, "target_modules": ["q_proj"]}))
+    (tmp_path / "adapter" / "adapter_model.safetensors").touch()
     (tmp_path / "file").touch()
     (tmp_path / "agent.py").touch()
     tool, reset = "    def price(self, thing: str) -> str: ...\n", "    def reset(self, answer, prices, tax=1): ...\n"
@@ -382,7 +393,7 @@ RIGHT = [
     ["algorithm.name=grpo", "algorithm.clip=[0.1, 0.3]", "batch.updates=4"],
     ["algorithm.kl={coef: 0.1, estimator: k3}"],
     ["algorithm.kl={coef: 0.1, where: reward}"],
-    ["algorithm.kl={coef: 0.1, estimator: k1, where: reward}"],
+    ["algorithm.kl={coef: 0.1, estimator: k1, where: reward, adaptive: {horizon: 2}}"],
     ["algorithm.kl={coef: 0.1, estimator: auto, where: reward}"],
     ["algorithm.kl.estimator=auto"],
     ["algorithm.kl.estimator=k2"],  # what auto is: recipes that were written down name it

@@ -130,6 +130,7 @@ def test_the_card_of_a_run_that_imitates_says_so_and_how_far_it_came(tmp_path):
     assert front["tags"] == ["stretto", "supervised-fine-tuning", "sft"]
     told = body.partition("## How it was made")[0]
     assert "trained by supervised fine-tuning (sft) for 2 steps of 4 demonstrations." in told
+    assert "    stretto sft recipe.yaml\n" in body
     assert "Demonstrations: synthetic, `copy`." in told
     first, *_, last = [row for row in api.Run(run).metrics if "eval/loss" in row]
     one, two = (

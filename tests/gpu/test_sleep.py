@@ -39,7 +39,7 @@ def test_memory_falls_while_a_model_and_an_optimizer_sleep_and_everything_comes_
         readers={"generate", "train"},
         optimizer=lambda: optimizer,
         reference=reference,
-        gauges={},
+        scorers={},
         engine=NativeEngine(policy),
         host_buffer=HostBuffer(GPU),
     )

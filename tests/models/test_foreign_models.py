@@ -20,7 +20,7 @@ from stretto.cli.main import main
 from stretto.environments.templates import shared
 from stretto.errors import RecipeError
 from stretto.models.load import load
-from stretto.models.scalar_head import load_gauge
+from stretto.models.scalar_head import load_scorer
 from stretto.models.scratch import character_tokenizer, fresh_network
 from stretto.models.source import locate
 from stretto.recipe.schema import Scratch
@@ -138,7 +138,7 @@ def test_a_reward_model_runs_no_code_either(folder, coded):
     change(folder, "config.json", model_type="house", auto_map=AUTO, architectures=["HouseForSequenceClassification"])
     common = {"base": None, "dtype": torch.float32, "device": torch.device("cpu"), "seed": 0, "token_budget": 64}
     with pytest.raises(RecipeError, match="needs Python code of its own repository") as caught:
-        load_gauge("reward", locate("model", folder), **common)
+        load_scorer("reward", locate("model", folder), **common)
     assert caught.value.problems[0].field == "roles.reward_model.name"
 
 

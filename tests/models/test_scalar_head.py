@@ -16,7 +16,7 @@ from transformers import (
 
 from stretto.errors import RecipeError, TrainingError
 from stretto.models.memory import OutOfMemory
-from stretto.models.scalar_head import FrozenScorer, base_network, load_gauge
+from stretto.models.scalar_head import FrozenScorer, base_network, load_scorer
 from stretto.models.source import locate
 from tiny import CPU, SCRATCH_FILES, VOCABULARY, random_groups, scratch_model
 
@@ -56,7 +56,7 @@ def saved(folder, role, config=None, *, labels=1, padding=0):
 def loaded(folder, role, *, budget=4096, dtype=torch.float64):
     files = SCRATCH_FILES if folder is None else locate(str(folder), Path())
     base = base_network(scratch_model(), SCRATCH_FILES, seed=3, device=CPU, base=None)
-    return load_gauge(role, files, base=base, dtype=dtype, device=CPU, seed=3, token_budget=budget)
+    return load_scorer(role, files, base=base, dtype=dtype, device=CPU, seed=3, token_budget=budget)
 
 
 @torch.no_grad()

@@ -53,6 +53,8 @@ def test_kl_is_in_the_loss_or_in_the_reward(estimator, formula):
     assert loss[2] == "R = accuracy"
     assert reward[2] == f"R = accuracy - 0.05 * sum over tokens of {estimator}"
     assert "0.05" not in reward[0]
+    moving = objective(recipe(algorithm={"kl": kl | {"where": "reward", "adaptive": {"target": 0.2}}})).splitlines()
+    assert moving[2] == f"{reward[2]}; 0.05 adapts until the KL is 0.2 per token"
     assert loss[-1].startswith(formula)
     assert reward[-1].startswith(formula)
 
@@ -115,6 +117,8 @@ def test_the_objective_of_ppo_has_the_numbers_of_its_critic():
     assert "V = the value of x, which is not trained" in frozen
     assert "T = " not in frozen
     assert "0.95" in objective(recipe(algorithm={"name": "ppo"}))
+    by_length = objective(recipe(algorithm={"name": "ppo", "gae": {"length_alpha": 0.05}}))
+    assert "GAE = delta + 1*max(0, 1 - 1/(0.05 * trained tokens of the trajectory)) * GAE" in by_length
     assert "GAE" not in objective(recipe())
 
 

@@ -16,6 +16,7 @@ from stretto.errors import RecipeError, TrainingError
 from stretto.models.quantised import QuantisedLinear
 from stretto.recipe.describe import objective
 from stretto.recipe.load import parse_recipe
+from stretto.recipe.schema import TeacherModel
 from stretto.report.health import health
 from stretto.report.read_run import RunRecord
 from stretto.report.samples_text import page
@@ -96,9 +97,13 @@ def test_a_policy_may_learn_from_itself_when_it_was_told_more(changes, tmp_path)
 def test_an_adapter_is_no_teacher_not_even_as_its_base(tmp_path):
     adapter = {"kind": "lora", "rank": 4, "alpha": 8}
     folder = start(tmp_path, run__steps=1, evaluate__every=0, model__adapter=adapter).model
-    recipe = recipe_in(tmp_path, algorithm={"name": "distill"}, roles__teacher={"name": str(folder)})
-    with pytest.raises(RecipeError, match="adapter"):
-        Sequential(recipe, tmp_path)
+    taught = {"algorithm": {"name": "distill"}, "roles__teacher": {"name": str(folder)}}
+    with pytest.raises(RecipeError, match=r"roles\.teacher\.name: .* is an adapter of .*\n.*`stretto merge`"):
+        recipe_in(tmp_path, **taught)
+    recipe = recipe_in(tmp_path, **taught | {"roles__teacher": {"name": "scratch", "prompt": "{prompt}"}})
+    roles = recipe.roles.model_copy(update={"teacher": TeacherModel(name=str(folder))})  # it became one after the check
+    with pytest.raises(RecipeError, match=r"roles\.teacher\.name: .*adapter"):
+        Sequential(recipe.model_copy(update={"roles": roles}), tmp_path)
 
 
 def test_a_teachers_prompt_that_cannot_be_asked_is_refused(teacher, tmp_path):

@@ -42,7 +42,7 @@ def _goals(trajectory: Trajectory, gap: float, streams: Streams, beta2: float) -
     samples = conversation_samples(trajectory, gap, streams)
     ratios = [_log_ratio(sample) for sample in samples]
     elsewhere = [beta2 * (sum(ratios) - ratio) for ratio in ratios]
-    return [replace(s, advantage=s.advantage - pull) for s, pull in zip(samples, elsewhere, strict=True)]
+    return [replace(s, advantage=s.advantage - share) for s, share in zip(samples, elsewhere, strict=True)]
 
 
 def _log_ratio(sample: Sample) -> float:

@@ -72,7 +72,7 @@ def conversation_samples(trajectory: Trajectory, advantage: float, streams: Stre
     return samples
 
 
-def token_pull(sample: Sample, kl: Kl) -> Floats:
+def token_penalties(sample: Sample, kl: Kl) -> Floats:
     """The KL penalty of each trained token where the recipe puts it into the reward; 0 elsewhere.
 
     The engine's log-probabilities serve as the policy's, as above.

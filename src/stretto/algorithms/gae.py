@@ -18,9 +18,9 @@ from stretto.recipe.schema import Gae
 Floats = NDArray[np.float64]
 
 
-def token_rewards(reward: float, pull: Floats) -> Floats:
+def token_rewards(reward: float, penalties: Floats) -> Floats:
     """(N) penalties of an episode's tokens -> (N) rewards: each token's penalty taken off, the verdict at the last."""
-    rewards = -pull
+    rewards = -penalties
     if len(rewards):
         rewards[-1] += reward
     return rewards

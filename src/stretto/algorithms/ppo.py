@@ -25,7 +25,7 @@ from stretto.algorithms.credit import (
     judged,
     needed_streams,
     shared_out,
-    token_pull,
+    token_penalties,
     whitened_samples,
 )
 from stretto.algorithms.critic import value_terms
@@ -54,9 +54,9 @@ def episode(trajectory: Trajectory, reward: float, streams: Streams, *, gae: Gae
     samples = conversation_samples(trajectory, reward, streams)
     if not samples:
         return []
-    order = said(samples)
+    order = sampling_order(samples)
     values = np.concatenate([streams["values"][sample.key] for sample in samples])[order]
-    rewards = token_rewards(reward, np.concatenate([token_pull(sample, kl) for sample in samples])[order])
+    rewards = token_rewards(reward, np.concatenate([token_penalties(sample, kl) for sample in samples])[order])
     ahead = partial(generalised_advantages, rewards, values, gamma=gae.gamma)
     credited = np.stack([ahead(lam=policy_lambda(gae, len(values))), ahead(lam=critic_lambda(gae))])
     credited[1] = value_targets(credited[1], values)
@@ -65,8 +65,8 @@ def episode(trajectory: Trajectory, reward: float, streams: Streams, *, gae: Gae
     return [replace(sample, advantage=advantage, returns=returned) for sample, advantage, returned in parts]
 
 
-def said(samples: Sequence[Sample]) -> NDArray[np.int64]:
-    """The trained tokens of these conversations, one after the other, by when they were sampled.
+def sampling_order(samples: Sequence[Sample]) -> NDArray[np.int64]:
+    """Places of the trained tokens of these conversations, one after the other, in the order of sampling.
 
     A conversation may go on after another was opened, as that of an agent does which asks another. Where nobody has
     counted calls, one conversation was over before the next.

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from stretto.algorithms.base import Algorithm, Streams, keep
-from stretto.algorithms.credit import conversation_samples, judged, needed_streams, token_pull, whitened_samples
+from stretto.algorithms.credit import conversation_samples, judged, needed_streams, token_penalties, whitened_samples
 from stretto.algorithms.losses import policy_terms
 from stretto.recipe.schema import Kl, PolicyGradient
 from stretto.types import Group, Sample
@@ -37,7 +37,7 @@ def plain_credit(groups: Sequence[Group], streams: Streams, *, kl: Kl) -> tuple[
 
 def to_come(sample: Sample, kl: Kl) -> np.ndarray:
     """The KL penalty from each token on to the conversation's end, where the recipe puts it into the reward."""
-    return token_pull(sample, kl)[::-1].cumsum()[::-1]
+    return token_penalties(sample, kl)[::-1].cumsum()[::-1]
 
 
 def build(section: PolicyGradient) -> Algorithm:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stretto.errors import CheckpointError, RecipeError
+from stretto.errors import RecipeError
 from stretto.recipe.load import Changes
 from stretto.recipe.schema import Recipe
 from stretto.types import Message
@@ -70,12 +70,12 @@ class Run:
     @property
     def model(self) -> Path:
         """Its newest sound checkpoint: a model, or an adapter, that transformers and PEFT can read."""
-        from stretto.storage.checkpoint import Checkpoints
+        from stretto.storage.checkpoint import Checkpoints, none_yet
 
         section = self.recipe.checkpoint
         latest = Checkpoints(self.folder / "checkpoints", keep=section.keep, best=section.best).latest()
         if latest is None:
-            raise CheckpointError(f"{self.folder}: this run has no sound checkpoint yet")
+            raise none_yet(self.folder)
         return latest
 
     def evaluate(self, changes: Changes = ()) -> Evaluation:

@@ -11,10 +11,20 @@ from pathlib import Path
 
 from stretto.algorithms.catalog import OWN
 from stretto.algorithms.own_facts import announce
-from stretto.checks.rules import environment, limits, own_code, roles, rows, task, teacher, vllm
-from stretto.checks.rules import files as place
-from stretto.checks.rules import not_available as reserved
-from stretto.checks.rules import unused_keys as idle
+from stretto.checks.rules import (
+    environment,
+    files,
+    kl,
+    limits,
+    not_available,
+    own_code,
+    roles,
+    rows,
+    task,
+    teacher,
+    unused_keys,
+    vllm,
+)
 from stretto.checks.rules.base import CheckContext, Lookups, Rule
 from stretto.errors import Problem, RecipeError
 from stretto.plugins import folders_of
@@ -25,21 +35,21 @@ from stretto.recipe.schema import Recipe
 __all__ = ["RULES", "Lookups", "check", "checked_recipe", "examine"]
 
 RULES: tuple[Rule, ...] = (
-    reserved.keys_wait_for_their_part,
-    reserved.strategy_exists,
+    not_available.keys_wait_for_their_part,
+    not_available.strategy_exists,
     own_code.functions_are_there,
-    reserved.reference_is_the_base,
-    reserved.logs_exist,
+    not_available.reference_is_the_base,
+    not_available.logs_exist,
     own_code.plugins_can_be_found,
-    idle.keys_have_an_effect,
-    idle.own_algorithm_reads_them,
-    idle.correction_is_used,
-    idle.betas_are_used,
-    idle.warmup_rate_is_used,
-    idle.graphs_have_a_gpu,
-    idle.nccl_has_gpus,
-    idle.stops_can_come,
-    idle.best_is_measured,
+    unused_keys.keys_have_an_effect,
+    unused_keys.own_algorithm_reads_them,
+    unused_keys.correction_is_used,
+    unused_keys.betas_are_used,
+    unused_keys.warmup_rate_is_used,
+    unused_keys.graphs_have_a_gpu,
+    unused_keys.nccl_has_gpus,
+    unused_keys.stops_can_come,
+    unused_keys.best_is_measured,
     roles.values_have_a_critic,
     roles.critics_keys_are_used,
     roles.one_lambda_is_told,
@@ -78,9 +88,9 @@ RULES: tuple[Rule, ...] = (
     limits.scratch_is_tiny,
     limits.scratch_holds_an_answer,
     limits.evaluation_has_prompts,
-    limits.kl_has_a_reference,
-    limits.kl_in_the_reward_pulls,
-    limits.kl_can_adapt,
+    kl.kl_has_a_reference,
+    kl.kl_in_the_reward_pulls,
+    kl.kl_can_adapt,
     limits.stale_answers_are_corrected,
     limits.seeds_fit,
     limits.counts_fit,
@@ -103,16 +113,16 @@ RULES: tuple[Rule, ...] = (
     environment.programs_can_be_started,
     environment.tasksets_are_played,
     environment.signals_are_given,
-    place.plan_is_sound,
-    place.model_can_be_found,
-    place.adapter_can_go_on,
-    place.lengths_are_recorded,
-    place.run_folder_is_free,
-    place.logs_can_be_written,
+    files.plan_is_sound,
+    files.model_can_be_found,
+    files.adapter_can_go_on,
+    files.lengths_are_recorded,
+    files.run_folder_is_free,
+    files.logs_can_be_written,
 )
 """In the order in which their problems are listed."""
 
-PRICED: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.__module__ not in (place.__name__, task.__name__))
+PRICED: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.__module__ not in (files.__name__, task.__name__))
 """Those that hold where nothing is run either: no data, no files and no packages are asked for."""
 
 MOST_ROWS = 1000

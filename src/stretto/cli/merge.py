@@ -25,7 +25,7 @@ def merge(
     ] = None,
     step: Annotated[str, STEP] = "newest",
     dtype: Annotated[
-        str, typer.Option(help="Type of the weights: auto, float32, bfloat16, float16. auto keeps what was trained.")
+        str, typer.Option(help="auto, float32, bfloat16, float16, float64. auto keeps what was trained.")
     ] = "auto",
     plain_base: Annotated[bool, PLAIN_BASE] = False,
     prompts: Annotated[int, PROMPTS] = 100,

@@ -59,7 +59,7 @@ def write_card(model: SavedModel, facts: CardFacts) -> str:
         stop=", ".join(map(str, sorted(facts.stop))),
         proof=f"Before it was published, it was compared with the run: {facts.proof.sentence}.",
         version=__version__,
-        command="stretto train recipe.yaml",
+        command=f"stretto {'sft' if _unit(model) == 'demonstration' else 'train'} recipe.yaml",
         recipe=quoted(recipe_text(model), "yaml"),
     )
 

@@ -102,7 +102,8 @@ def ask_run(model: SavedModel, policy: Policy, *, most: int = MOST_PROMPTS) -> R
     limit = model.recipe.engine.max_new_tokens
     kept = [index for index, context in enumerate(contexts) if len(context) + limit <= policy.context]
     if not kept:
-        raise ExportError("no prompt leaves room for an answer, so nothing can be compared")
+        told = f"an answer of {limit} tokens (engine.max_new_tokens) in the context of {policy.context}"
+        raise ExportError(f"none of {len(prompts)} prompts leaves room for {told}, so nothing can be compared")
     requests = [
         Request(
             key=index, tokens=contexts[index], max_new_tokens=limit, stop=policy.stop_tokens, temperature=0.0,

@@ -25,7 +25,7 @@ from stretto.runtime.build import load_task
 from stretto.runtime.inputs import read_record
 from stretto.runtime.moved import point_adapters
 from stretto.runtime.recipe_file import load_run_recipe
-from stretto.storage.checkpoint import Checkpoints, step_of
+from stretto.storage.checkpoint import Checkpoints, none_yet, step_of
 from stretto.storage.manifest import verify
 from stretto.types import Prompt
 
@@ -111,12 +111,13 @@ def _chosen(run: Path, checkpoints: Checkpoints, which: str, note: Callable[[str
     if which == NEWEST:
         found = checkpoints.latest(lambda path, why: note(f"skipped {path.name}: {why}"))
         if found is None:
-            raise CheckpointError(f"{run}: this run has no sound checkpoint yet")
+            raise none_yet(run)
         return found
     if which == BEST:
         found = checkpoints.best()
         if found is None:
-            raise CheckpointError(f"{run}: no checkpoint has the metric that checkpoint.best names")
+            reason = f"{run}: no checkpoint has the metric that checkpoint.best names"
+            raise CheckpointError(f"{reason}\n    fix: --step newest, or the number of one")
     elif which.isascii() and which.isdigit():
         found = checkpoints.folder / f"step-{int(which):06d}"
     else:

@@ -128,7 +128,7 @@ Base = Callable[[], PreTrainedModel]
 """Loads the network that is trained, as it was before training and without an adapter."""
 
 
-def load_gauge(
+def load_scorer(
     role: str, files: ModelFiles, *, base: Base, dtype: torch.dtype, device: torch.device, seed: int, token_budget: int
 ) -> FrozenScorer:
     """The model of a role; raises a RecipeError if its files hold no such model."""

@@ -124,7 +124,7 @@ def _critic(recipe: Recipe) -> Iterator[str]:
     if gae := getattr(recipe.algorithm, "gae", None):
         gamma, lam = gae.gamma, f"{gae.lam:g}"
         if gae.length_alpha is not None:
-            lam = f"(1 - 1/({gae.length_alpha:g} * trained tokens of the trajectory))"
+            lam = f"max(0, 1 - 1/({gae.length_alpha:g} * trained tokens of the trajectory))"
         yield f"GAE = delta + {gamma:g}*{lam} * GAE of the next token"
         yield f"delta = r + {gamma:g} * V of the next token - V; V = the value of {_valued(recipe)}"
         yield "r = what of R falls on a token: the verdict on the last one, a penalty on its own"
@@ -174,9 +174,9 @@ def _reward(recipe: Recipe) -> Iterator[str]:
     if not recipe.rewards:
         return
     parts = " + ".join(part.name if part.weight == 1 else f"{part.weight:g}*{part.name}" for part in recipe.rewards)
-    kl = recipe.algorithm.kl
+    kl, idle = recipe.algorithm.kl, ", which is only reported" if taught_alone(recipe) else ""
     pull = f" - {kl.coef:g} * sum over tokens of {_estimator(recipe)}" if kl.coef > 0 and kl.where == "reward" else ""
-    idle = ", which is only reported" if taught_alone(recipe) else ""
+    pull += f"; {kl.coef:g} adapts until the KL is {kl.adaptive.target:g} per token" if pull and kl.adaptive else ""
     yield f"R = {parts.replace('+ -', '- ')}{pull}{idle}"
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 from stretto import threads
 from stretto.algorithms.catalog import find_facts, learns_from_rows
 from stretto.checks.own_code import import_plugins
-from stretto.errors import CheckpointError, RecipeError
+from stretto.errors import RecipeError
 from stretto.recipe.describe import roles_of
 from stretto.recipe.load import Changes
 from stretto.recipe.schema import AlgorithmSection, OwnAlgorithm, Recipe
@@ -28,7 +28,7 @@ from stretto.runtime.runtime import Runtime
 from stretto.runtime.session import startup_deadline
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.runtime.value_table import run_values
-from stretto.storage.checkpoint import Checkpoints
+from stretto.storage.checkpoint import Checkpoints, none_yet
 from stretto.workers.checkpoints import written_by
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ def ask_run(
         lambda path, why: note(f"skipped {path.name}: {why}")
     )
     if latest is None:
-        raise CheckpointError(f"{folder}: this run has no sound checkpoint yet")
+        raise none_yet(folder)
     before, _ = load_run_recipe(folder)
     remedy = "put it back as it was; a run is asked with what it was trained with"
     allow = (*EVALUATION_KEYS, "algorithm.name")  # whose code is not run

@@ -286,6 +286,12 @@ class Checkpoints:
         return None
 
 
+def none_yet(run: Path) -> CheckpointError:
+    """What to raise where the model of a run is asked for, and no checkpoint has one."""
+    fix = f"`stretto resume {run}` goes on until there is one (checkpoint.every), or says what is wrong"
+    return CheckpointError(f"{run}: this run has no sound checkpoint yet\n    fix: {fix}")
+
+
 def step_of(path: Path) -> int:
     """The step after which a checkpoint was written, from its name."""
     match = FOLDER.fullmatch(path.name)

@@ -23,7 +23,7 @@ from stretto.errors import RecipeError
 from stretto.models import expert_choices
 from stretto.models.load import DTYPES, Policy, load
 from stretto.models.reward_policy import load_reward_policy
-from stretto.models.scalar_head import Base, FrozenScorer, base_network, load_gauge
+from stretto.models.scalar_head import Base, FrozenScorer, base_network, concerning, load_scorer
 from stretto.models.source import locate
 from stretto.models.template_file import use_template
 from stretto.models.value_model import ValueModel, load_value_model
@@ -91,7 +91,8 @@ def load_teacher(spec: WorkerSpec, policy: Policy) -> Teacher:
     name = recipe.model.name if itself else section.name
     asked = recipe.model.model_copy(update={"name": name, "adapter": None, "quantize": "none"})
     base = spec.base if itself else None
-    model = load(asked, locate(name, spec.root), seed=recipe.seed, device=spec.device_of("reference"), base=base)
+    with concerning("model.name" if itself else "roles.teacher.name"):
+        model = load(asked, locate(name, spec.root), seed=recipe.seed, device=spec.device_of("reference"), base=base)
     model.network.requires_grad_(False)
     return Teacher(
         model,
@@ -191,13 +192,13 @@ def _base_of(spec: WorkerSpec, device: torch.device, *, as_stored: bool = False)
     return base_network(recipe.model, files, seed=recipe.seed, device=device, base=spec.base, as_stored=as_stored)
 
 
-def load_gauges(spec: WorkerSpec) -> dict[str, FrozenScorer]:
+def load_scorers(spec: WorkerSpec) -> dict[str, FrozenScorer]:
     """Role -> its frozen model, of those roles of a device that are played by one; the same in every process."""
     recipe, critic = spec.recipe, spec.recipe.roles.critic
     frozen = critic if critic is not None and critic.optimizer is None else None
     sections = {"reward": recipe.roles.reward_model, "value": frozen}
     return {
-        role: load_gauge(
+        role: load_scorer(
             role,
             locate(section.name, spec.root),
             base=_base_of(spec, spec.device_of(role)),

@@ -217,7 +217,7 @@ def sleepers_of(
     readers: Collection[str],
     optimizer: Callable[[], MasterAdamW | None],
     reference: Policy | None,
-    gauges: Mapping[str, FrozenScorer],
+    scorers: Mapping[str, FrozenScorer],
     critic: tuple[ValueModel, Callable[[], MasterAdamW | None]] | None = None,
     engine: Engine,
     host_buffer: HostBuffer,
@@ -231,7 +231,7 @@ def sleepers_of(
     def learned(optimizer: Callable[[], MasterAdamW | None]) -> Callable[[], Iterable[Tensor]]:
         return lambda: found.tensors() if (found := optimizer()) is not None else ()
 
-    frozen = {role: gauge.parameters for role, gauge in gauges.items()}
+    frozen = {role: scorer.parameters for role, scorer in scorers.items()}
     if reference is not None:
         frozen["reference"] = reference.network.parameters
     theirs = _parts_of(critic[0], policy) if critic else None

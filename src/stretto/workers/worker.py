@@ -44,8 +44,8 @@ from stretto.workers.models import (
     ScoringModel,
     engine_maker,
     load_critic,
-    load_gauges,
     load_policy,
+    load_scorers,
     make_critic_trainer,
     make_reference,
     make_trainer,
@@ -85,13 +85,13 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
         self.trainer = make_trainer(
             self.policy, algorithm, recipe, self.optimizer, token_budget=budget, whitens=whitens
         )
-        gauges = load_gauges(assignment)
+        scorers = load_scorers(assignment)
         self.critic = load_critic(assignment, self.policy)
         if self.critic is not None:
             self.parts[CRITIC] = partition(self.critic.trained(), assignment.share("fit")[1])
             self.models[CRITIC] = make_critic_trainer(self.critic, self.parts[CRITIC], assignment)
         self.reference, self.models["reference"] = make_reference(assignment, self.policy, lambda: self.trainer)
-        self.models |= {{"value": CRITIC}.get(role, role): each for role, each in gauges.items()}
+        self.models |= {{"value": CRITIC}.get(role, role): each for role, each in scorers.items()}
         self.engine = make_engine(self.policy)
         for model in self.held_models:
             self.trained(model).make_room = partial(release_caches, self.engine)
@@ -102,7 +102,7 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
             optimizer=lambda: self.optimizer,
             # What is cut sleeps in slices.
             reference=None if "reference" in assignment.slices else self.reference,
-            gauges={role: each for role, each in gauges.items() if role not in assignment.slices},
+            scorers={role: each for role, each in scorers.items() if role not in assignment.slices},
             critic=None
             if self.critic is None or "fit" in assignment.slices
             else (self.critic, lambda: self.trained(CRITIC).optimizer),

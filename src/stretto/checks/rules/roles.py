@@ -110,8 +110,7 @@ def classifier_problems(name: str | None, key: str, root: Path, *, gets_a_head: 
         yield from (replace(problem, field=field, fix=fix) for problem in error.problems)
         return
     if files.adapter is not None:
-        reason = f"{name} is an adapter of {files.adapter.base}; adapters for this role are not available yet"
-        yield Problem(field=field, reason=reason, fix="merge it into its base with PEFT, and name that folder")
+        yield adapter_problem(name, field, files.adapter.base)
     elif files.gguf is not None:
         yield Problem(field=field, reason="a GGUF file holds no classifier", fix=fix)
     elif gets_a_head and found is not None and any(name.endswith(HEADLESS) for name in found.architectures):
@@ -121,6 +120,13 @@ def classifier_problems(name: str | None, key: str, root: Path, *, gets_a_head: 
         yield Problem(field=field, reason=f"{name} is a {told}, which is no {what}", fix=fix)
     elif found is not None and (labels := found.labels or UNSAID) != 1:
         yield Problem(field=field, reason=f"{name} has {labels} labels, and a {number} is one number", fix=fix)
+
+
+def adapter_problem(name: str, field: str, base: str) -> Problem:
+    """An adapter is named for a role that takes whole models."""
+    reason = f"{name} is an adapter of {base}; adapters for this role are not available yet"
+    fix = "name the folder that `stretto merge` makes of its run, or that PEFT's merge_and_unload saves"
+    return Problem(field=field, reason=reason, fix=fix)
 
 
 def accuracy_has_a_verdict(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:

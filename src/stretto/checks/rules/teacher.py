@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from stretto.algorithms.catalog import find_facts
 from stretto.checks.rules.base import CheckContext, is_default
+from stretto.checks.rules.roles import adapter_problem
 from stretto.errors import Problem, RecipeError
 from stretto.models.source import facts, locate
 from stretto.recipe.resolve import taught_alone
@@ -51,9 +52,13 @@ def teacher_can_be_found(recipe: Recipe, scene: CheckContext) -> Iterator[Proble
     if teacher.name == "scratch":
         return
     try:
-        found = facts(locate(teacher.name, scene.root))
+        files = locate(teacher.name, scene.root)
+        found = facts(files)
     except RecipeError as error:
         yield from (replace(problem, field=field, fix=NAME_ONE) for problem in error.problems)
+        return
+    if files.adapter is not None:
+        yield adapter_problem(teacher.name, field, files.adapter.base)
         return
     if found is not None and found.architectures and not any(a.endswith(HEADED) for a in found.architectures):
         told = ", ".join(found.architectures)
