@@ -23,6 +23,7 @@ from stretto.errors import TrainingError
 from stretto.runtime.build import build_runtime
 from stretto.runtime.plans import make_plan
 from stretto.runtime.spans import Clock
+from stretto.workers.api import POLICY
 from stretto.workers.launchers.inprocess import ThreadLauncher, processes
 from stretto.workers.offload import PUBLISH, HeldTensors, HostBuffer, Offloader
 from stretto.workers.worker import Worker
@@ -165,12 +166,22 @@ AWAKE = []
 
 
 class SeenWhileItTrains(Sleepy):
-    """A worker that notes how much of its optimizer is awake."""
+    """A worker that notes how much of its optimizer is awake, from the first time that it generates in a step.
+
+    Nothing sends it back before that: a device that came too late for answers, and only trains, keeps it awake.
+    """
+
+    generated = False
 
     def generate(self, *arguments):
         found = super().generate(*arguments)
+        self.generated = True
         self.note()
         return found
+
+    def apply(self, model, last):
+        self.generated = self.generated and model != POLICY
+        return super().apply(model, last)
 
     def accumulate(self, *arguments):
         found = super().accumulate(*arguments)
@@ -178,6 +189,8 @@ class SeenWhileItTrains(Sleepy):
         return found
 
     def note(self):
+        if not self.generated:
+            return
         held = [each for each in self.optimizer.tensors() if each.dim()]
         AWAKE.append((len(held), sum(each.numel() for each in held)))
 
