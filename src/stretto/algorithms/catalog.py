@@ -63,6 +63,10 @@ class AlgorithmFacts:
 PULLING = {"loss": "k2", "reward": "k1"}
 """Where a KL is -> the estimator that `auto` is there: the one whose expected gradient is that of the KL."""
 
+ADAPTS = 0.2
+"""How far off its target a KL counts as being at most, as a share of it, where the coefficient adapts: a step moves
+it by so much, times the step's share of the horizon."""
+
 
 def estimator_of(told: str, where: str) -> str:
     """The estimator that a recipe means by its `algorithm.kl.estimator`."""

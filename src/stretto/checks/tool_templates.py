@@ -34,10 +34,6 @@ def _calls_tools(section: EnvironmentSection, root: Path) -> bool:
     of its own."""
     if isinstance(section, ToolsSection) or methods_of_tool_class(section.kind, root):
         return True
-    if (
-        not isinstance(section, OwnEnvironmentSection)
-        or section.hosts not in ("auto", 0)
-        or not is_plugin(section.kind)
-    ):
+    if not isinstance(section, OwnEnvironmentSection) or section.processes or not is_plugin(section.kind):
         return False
     return isinstance(resolve("environment", section.kind, folders_of(root), field="environment.kind"), type)

@@ -327,11 +327,11 @@ def environment_of(recipe: Recipe, root: Path, given: UserFunctions = NONE_GIVEN
 async def start_hosts(recipe: Recipe, root: Path) -> EnvironmentHosts | None:
     """The processes of the environment, if it has any, before anything heavy is loaded."""
     section = recipe.environment
-    if not isinstance(section, OwnEnvironmentSection) or section.hosts in ("auto", 0):
+    if not isinstance(section, OwnEnvironmentSection) or not section.processes:
         return None
-    number, start = int(section.hosts), recipe.deadlines.start
+    start = recipe.deadlines.start
     hosts = EnvironmentHosts(
-        section.kind, number=number, folders=folders_of(root), start_deadline=start, turns=section.turns
+        section.kind, number=section.processes, folders=folders_of(root), start_deadline=start, turns=section.turns
     )
     await hosts.start()
     return hosts

@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stretto.algorithms.base import Algorithm, build
+from stretto.algorithms.catalog import ADAPTS
 from stretto.recipe.schema import AlgorithmSection
-
-FARTHEST = 0.2
-"""How far off a KL counts as being, as a share of the target."""
 
 
 class KlController:
@@ -37,7 +35,7 @@ class KlController:
 
     def observe(self, kl: float, trajectories: int) -> None:
         """Moves the coefficient after a step whose tokens had this KL on average."""
-        off = max(-FARTHEST, min(FARTHEST, kl / self.adaptive.target - 1))
+        off = max(-ADAPTS, min(ADAPTS, kl / self.adaptive.target - 1))
         self.coef *= 1 + off * trajectories / self.adaptive.horizon
 
     def state(self) -> Mapping[str, Any]:

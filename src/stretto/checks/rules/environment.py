@@ -87,7 +87,7 @@ def tools_have_what_they_read(recipe: Recipe, scene: CheckContext) -> Iterator[P
 def hosts_can_import(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A process of its own has the environment from a file."""
     section = recipe.environment
-    if isinstance(section, OwnEnvironmentSection) and section.hosts not in ("auto", 0) and not is_plugin(section.kind):
+    if isinstance(section, OwnEnvironmentSection) and section.processes and not is_plugin(section.kind):
         reason = f"has no effect: only this process has {section.kind}"
         fix = "put it in a .py file beside the recipe and name it as module:name, or leave hosts out"
         yield Problem(field="environment.hosts", reason=reason, fix=fix)

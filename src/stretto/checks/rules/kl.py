@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stretto.algorithms.catalog import PULLING, find_facts
+from stretto.algorithms.catalog import ADAPTS, PULLING, find_facts
 from stretto.checks.rules.base import CheckContext
 from stretto.errors import Problem
 from stretto.recipe.schema import Recipe
@@ -51,7 +51,7 @@ def kl_can_adapt(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     elif kl.where == "loss":
         reason = "a coefficient that adapts is not available yet for a KL in the loss"
         yield Problem(field="algorithm.kl.adaptive", reason=reason, fix="use algorithm.kl.where: reward")
-    elif 5 * kl.adaptive.horizon <= (made := recipe.batch.prompts * recipe.batch.samples):
+    elif kl.adaptive.horizon <= ADAPTS * (made := recipe.batch.prompts * recipe.batch.samples):
         reason = f"with {kl.adaptive.horizon}, one step of {made} trajectories (batch.prompts x batch.samples) could "
         reason += "take the coefficient to 0 or below, where it pushes away from the reference"
         fix = f"use several times {made}; 10000 is usual"

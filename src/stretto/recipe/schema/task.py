@@ -76,6 +76,11 @@ class OwnEnvironmentSection(EnvironmentSection):
     turns: Count = 8
     """A class of tools: most replies of the model."""
 
+    @property
+    def processes(self) -> int:
+        """How many processes of its own it has."""
+        return 0 if self.hosts == "auto" else self.hosts
+
 
 class ProgramSection(EnvironmentSection):
     """A program of yours that knows OpenAI's API, started once per trajectory (the extra serve)."""
