@@ -84,9 +84,9 @@ def test_requests_that_share_all_or_part_of_their_context_are_answered_as_alone(
 
 @pytest.mark.parametrize("slots", [None, 4])
 @pytest.mark.parametrize("worth", slow_but(1, of=[1, 10**9]))
-def test_a_group_reads_its_prompt_from_one_trunk_and_answers_as_alone(policy, monkeypatch, slots, worth):
+def test_a_group_reads_its_prompt_from_one_place_and_answers_as_alone(policy, monkeypatch, slots, worth):
     """Groups of several sizes beside requests of their own, entering together and as others end."""
-    monkeypatch.setattr(admission, "WORTH_A_TRUNK", worth)
+    monkeypatch.setattr(admission, "WORTH_SHARING", worth)
     chance = np.random.default_rng(3)
     contexts = [chance.integers(5, 40, size) for size in (31, 7, 12)]
     asked = [contexts[0]] * 4 + [contexts[1]] * 2 + [np.arange(5, 30)] + [contexts[2]] * 3 + [contexts[0][:9]]
@@ -97,10 +97,10 @@ def test_a_group_reads_its_prompt_from_one_trunk_and_answers_as_alone(policy, mo
     engine = NativeEngine(policy, slots=slots)
     engine.submit(requests)
     done = {completion.key: completion for completion in engine.step(PATIENCE)}
-    assert engine.used_trunks == (0 if worth > 1 else 3 if slots is None else 1)
+    assert engine.used_prefixes == (0 if worth > 1 else 3 if slots is None else 1)
     done |= drained(engine)
     assert_alone(policy, requests, done)
-    assert engine.used_trunks == 0
+    assert engine.used_prefixes == 0
 
 
 def test_waiting_requests_enter_in_order_as_others_end(plain_policy):

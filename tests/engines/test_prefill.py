@@ -64,7 +64,7 @@ def asked(context, *keys, new=12):
 @pytest.fixture
 def computed(policy, monkeypatch):
     """The sizes of all rows that are computed and longer than a decode step's."""
-    monkeypatch.setattr(admission, "WORTH_A_TRUNK", 1)
+    monkeypatch.setattr(admission, "WORTH_SHARING", 1)
     sizes = []
 
     def note(module, arguments):
@@ -85,19 +85,19 @@ def test_a_group_that_enters_in_parts_has_its_prompt_computed_once(policy, compu
     assert_alone(policy, requests, done)
 
 
-def test_who_comes_while_a_context_is_continued_joins_its_trunk(policy, computed):
+def test_who_comes_while_a_context_is_continued_joins_it(policy, computed):
     engine = NativeEngine(policy, speculate=False)
     engine.submit(asked(A, 1, 2))
     done = {each.key: each for each in engine.step(0.0)}
     engine.submit([*asked(A, 3), *asked(B, 4, 5)])
     done |= {each.key: each for each in engine.step(0.0)}
-    assert (engine.used_trunks, engine.batch.trunks.tolist()) == (2, [0, 0, 0, 1, 1])
+    assert (engine.used_prefixes, engine.batch.prefixes.tolist()) == (2, [0, 0, 0, 1, 1])
     done |= drained(engine)
     assert computed == [len(A), len(B)]
     assert_alone(policy, [*asked(A, 1, 2, 3), *asked(B, 4, 5)], done)
 
 
-def test_a_trunk_that_moved_is_joined_where_it_is_now(policy, computed):
+def test_a_shared_prefix_that_moved_is_joined_where_it_is_now(policy, computed):
     engine = NativeEngine(policy, slots=6, speculate=False)
     engine.submit([*asked(A, 1, 2, 3), *asked(B, 4, 5, 6)])
     engine.step(0.0)
@@ -105,7 +105,7 @@ def test_a_trunk_that_moved_is_joined_where_it_is_now(policy, computed):
     engine.abort([1, 2, 3])
     engine.submit([*asked(B, 7), *asked(A, 8)])
     engine.step(0.0)
-    assert engine.batch.trunks.tolist() == [0, 0, 0, 0, -1], "B's, A having gone"
+    assert engine.batch.prefixes.tolist() == [0, 0, 0, 0, -1], "B's, A having gone"
     assert computed[len(before) :] == [len(A)]
     assert_alone(policy, [*asked(B, 4, 5, 6, 7), *asked(A, 8)], drained(engine))
 
@@ -130,7 +130,7 @@ def test_nobody_joins_what_other_weights_have_computed(policy, computed):
 
 
 def test_a_group_enters_where_one_of_another_has_left(policy, computed):
-    """Its first answer brings a trunk that the others join, and needs no room for the context in its own place."""
+    """Its first answer brings a prefix that the others join, and needs no room for the context in its own place."""
     engine = NativeEngine(policy, speculate=False)
     engine.kv_tokens = 2 * 128 + 3 * 64
     first, second = (np.arange(count) % 30 + 5 for count in (100, 120))
@@ -160,7 +160,7 @@ def test_as_many_are_let_in_at_once_as_plans_count_with(policy, context, recorde
 
 
 def test_who_joins_needs_no_room_for_the_context(policy, computed):
-    """The cache holds the trunk and three answers, but no second copy of the context."""
+    """The cache holds the prefix and three answers, but no second copy of the context."""
     engine = NativeEngine(policy, speculate=False)
     requests = asked(np.arange(100) % 30 + 5, 1, 2, 3, new=20)
     engine.kv_tokens = 128 + 3 * 64

@@ -104,7 +104,7 @@ def remembering(policy):
 @pytest.mark.parametrize("worth", slow_but(1, of=[1, 10**9]))
 def test_answers_are_the_same_with_drafts_and_most_of_a_repetition_is_guessed(policy, monkeypatch, worth):
     """The same questions under the same keys, twice: the second time every answer is known in advance."""
-    monkeypatch.setattr(admission, "WORTH_A_TRUNK", worth)
+    monkeypatch.setattr(admission, "WORTH_SHARING", worth)
     requests = asked(9)
     engine = NativeEngine(policy)
     engine.drafts = Spy()

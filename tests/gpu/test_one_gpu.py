@@ -53,7 +53,7 @@ def answers(policy, asked):
 
 
 def test_groups_share_their_prompt_and_drafts_change_nothing_on_a_gpu():
-    """One trunk per prompt, and a second round in which every answer is known in advance."""
+    """One prefix per prompt, and a second round in which every answer is known in advance."""
     rng = np.random.default_rng(1)
     prompts = [rng.integers(5, 16, 100) for _ in range(2)]
     asked = [
@@ -69,7 +69,7 @@ def test_groups_share_their_prompt_and_drafts_change_nothing_on_a_gpu():
             while found := engine.step(60.0):
                 done |= {completion.key: completion for completion in found}
             told.setdefault(device, []).append({key: done[key].tokens.tolist() for key in sorted(done)})
-        assert engine.trunks.slots >= 2
+        assert engine.prefixes.slots >= 2
     assert told[CPU][0] == told[CPU][1] == told[GPU][0] == told[GPU][1]
 
 

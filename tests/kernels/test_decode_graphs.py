@@ -63,7 +63,7 @@ def alike(answers, others):
 
 
 def group(size, *, context=40, new=12, first=1):
-    """A group of requests with one context, enough for a trunk."""
+    """A group of requests with one context, enough for a prefix."""
     tokens = np.random.default_rng(first).integers(5, 40, context)
     return [
         Request(key=first + index, tokens=tokens, max_new_tokens=new, stop=frozenset({6}), temperature=1.0)
@@ -87,7 +87,7 @@ def test_steps_of_rounded_sizes_answer_as_each_request_alone(policy, requests_fo
 
 @pytest.mark.parametrize("worth", slow_but(1, of=[1, 10**9]))
 def test_groups_of_any_size_answer_the_same_as_in_steps_that_come_as_they_are(policy, monkeypatch, worth):
-    monkeypatch.setattr(admission, "WORTH_A_TRUNK", worth)
+    monkeypatch.setattr(admission, "WORTH_SHARING", worth)
     requests = [*group(5), *group(1, first=10), *group(2, first=20, context=70), *group(3, first=30, new=5)]
     usual, engine = NativeEngine(policy), engine_of(policy)
     usual.drafts, engine.drafts = Remembering(), Remembering()
@@ -97,7 +97,7 @@ def test_groups_of_any_size_answer_the_same_as_in_steps_that_come_as_they_are(po
             each.submit(requests)
             answers.append(drained(each))
         alike(*answers)
-    assert (engine.trunks.slots > 0) == (worth == 1)
+    assert (engine.prefixes.slots > 0) == (worth == 1)
 
 
 @pytest.mark.slow
@@ -162,8 +162,8 @@ def test_what_moves_or_grows_is_recorded_again(plain_policy):
     tapes_after(usual_group)
 
 
-def test_both_caches_keep_to_their_bound_when_trunks_come_after_a_round_without(plain_policy, monkeypatch):
-    monkeypatch.setattr(admission, "WORTH_A_TRUNK", 512)
+def test_both_caches_keep_to_their_bound_when_prefixes_come_after_a_round_without(plain_policy, monkeypatch):
+    monkeypatch.setattr(admission, "WORTH_SHARING", 512)
     engine = engine_of(plain_policy, most=16 * 64, speculate=False)
     engine.kv_tokens = 16 * 64
     engine.submit([request for first in range(1, 17) for request in group(1, first=first, new=4)])
@@ -172,7 +172,7 @@ def test_both_caches_keep_to_their_bound_when_trunks_come_after_a_round_without(
     requests = group(8, context=100, new=4)
     engine.submit(requests)
     done = {each.key: each for each in engine.step(0.0)}
-    held = [slots * tokens for slots, tokens in (engine.cache.held, engine.trunks.held)]
+    held = [slots * tokens for slots, tokens in (engine.cache.held, engine.prefixes.held)]
     assert held[1] > 0 and sum(held) <= 16 * 64
     assert_alone(plain_policy, requests, done | drained(engine))
 
@@ -193,7 +193,7 @@ def test_what_was_recorded_with_an_adapter_is_not_played_without_it(policy):
 
 
 def test_the_sizes_of_a_batch_do_not_depend_on_larger_groups_before_it(policy, monkeypatch):
-    monkeypatch.setattr(admission, "WORTH_A_TRUNK", 1)
+    monkeypatch.setattr(admission, "WORTH_SHARING", 1)
     fresh, used = (engine_of(policy, speculate=False) for _ in range(2))
     used.submit(group(8, first=50))
     drained(used)
@@ -201,7 +201,7 @@ def test_the_sizes_of_a_batch_do_not_depend_on_larger_groups_before_it(policy, m
     for engine in (fresh, used):
         engine.submit(group(2))
         drained(engine)
-    assert fresh.trunks.slots
+    assert fresh.prefixes.slots
     assert used.steps.recordings.made.keys() == fresh.steps.recordings.made.keys()
 
 
@@ -382,34 +382,34 @@ class TestLastingCache:
         assert cache.keys[0].shape == (1, 2, 1024, 4)
 
     def test_two_under_one_bound_do_not_keep_what_exceeds_it(self):
-        trunks, own = LastingCache(16 * 64), LastingCache(16 * 64)
-        trunks.beside, own.beside = own, trunks
-        trunks.reserve(slots=8, tokens=64)
+        prefixes, own = LastingCache(16 * 64), LastingCache(16 * 64)
+        prefixes.beside, own.beside = own, prefixes
+        prefixes.reserve(slots=8, tokens=64)
         own.reserve(slots=8, tokens=64)
-        assert trunks.held[0] and own.held[0], "both are in use"
-        for cache in (trunks, own):
+        assert prefixes.held[0] and own.held[0], "both are in use"
+        for cache in (prefixes, own):
             cache.clear()
         own.reserve(slots=16, tokens=64)
-        assert trunks.held == (0, 0)
+        assert prefixes.held == (0, 0)
 
     def test_what_one_holds_and_does_not_use_is_given_back_though_it_is_in_use(self):
-        trunks, own = LastingCache(16 * 64), LastingCache(16 * 64)
-        trunks.beside, own.beside = own, trunks
+        prefixes, own = LastingCache(16 * 64), LastingCache(16 * 64)
+        prefixes.beside, own.beside = own, prefixes
         self.filled(own, slots=16, tokens=64, value=1.0)
         own.clear()
         self.filled(own, slots=2, tokens=64, value=3.0)
-        trunks.reserve(slots=8, tokens=64)
-        assert (own.held, trunks.held) == ((2, 64), (8, 64))
+        prefixes.reserve(slots=8, tokens=64)
+        assert (own.held, prefixes.held) == ((2, 64), (8, 64))
         assert own.keys[0].shape == (2, 2, 64, 4) and own.keys[0].eq(3.0).all()
 
     def test_beside_one_that_is_in_use_none_is_held_larger_than_needed(self):
-        trunks, own = LastingCache(16 * 64), LastingCache(16 * 64)
-        trunks.beside, own.beside = own, trunks
+        prefixes, own = LastingCache(16 * 64), LastingCache(16 * 64)
+        prefixes.beside, own.beside = own, prefixes
         own.reserve(slots=6, tokens=64)
-        trunks.reserve(slots=8, tokens=64)
-        trunks.clear()
-        trunks.reserve(slots=1, tokens=128)
-        assert (own.held, trunks.held) == ((6, 64), (1, 128)), "8 slots of 128 tokens would not fit"
+        prefixes.reserve(slots=8, tokens=64)
+        prefixes.clear()
+        prefixes.reserve(slots=1, tokens=128)
+        assert (own.held, prefixes.held) == ((6, 64), (1, 128)), "8 slots of 128 tokens would not fit"
 
     def test_giving_back_leaves_nothing(self):
         cache = LastingCache(MOST)

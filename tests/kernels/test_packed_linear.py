@@ -127,7 +127,7 @@ def test_what_the_next_update_changes_is_not_kept_when_nothing_is_left_to_decode
     sampled(steps.policy, steps)
     assert bool(steps.ordered) == kept
     assert not any(copy.trained for copy in steps.ordered.values())
-    assert not steps.cache.keys and not steps.trunks.keys
+    assert not steps.cache.keys and not steps.prefixes.keys
 
 
 def test_an_adapter_that_is_switched_off_is_off():

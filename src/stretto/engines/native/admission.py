@@ -21,8 +21,8 @@ CACHE_SHARE = 0.25
 GRAIN = 64
 """Capacities are multiples of this many tokens."""
 
-WORTH_A_TRUNK = 512
-"""Fewest tokens of cache that a trunk must save; below, the detour costs more than reading them once each."""
+WORTH_SHARING = 512
+"""Fewest tokens of cache that a shared prefix must save; below, the detour costs more than reading them once each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class SameContext:
     most: int
     """Most that one of them may sample."""
     stands: bool
-    """True if the context stands in a trunk already, which others continue."""
+    """True if the context is a shared prefix already, which others continue."""
     coming: int = 0
     """How many wait for a place together, those that have one now included: who comes later joins."""
 
@@ -46,9 +46,9 @@ class SameContext:
         return replace(self, count=self.count + 1, length=len(request.tokens), most=most)
 
     @property
-    def worth_a_trunk(self) -> bool:
+    def worth_sharing(self) -> bool:
         """Whether to keep the context once for all of them."""
-        return self.stands or (max(self.count, self.coming) - 1) * self.length >= WORTH_A_TRUNK
+        return self.stands or (max(self.count, self.coming) - 1) * self.length >= WORTH_SHARING
 
 
 def not_yet(waiting: Iterable[Request], context: bytes, *, stands: bool) -> SameContext:
@@ -58,12 +58,12 @@ def not_yet(waiting: Iterable[Request], context: bytes, *, stands: bool) -> Same
 
 
 def rooms(groups: Iterable[SameContext]) -> tuple[int, list[int]]:
-    """Most tokens of cache that a request may come to need for itself, and those of every trunk that is to be made."""
-    own, trunks = 0, []
+    """Most tokens of cache that a request may come to need for itself, and those of prefixes that are to be shared."""
+    own, prefixes = 0, []
     for group in groups:
-        own = max(own, group.most + (0 if group.worth_a_trunk else group.length))
-        trunks += [group.length] if group.worth_a_trunk and not group.stands else []
-    return own, trunks
+        own = max(own, group.most + (0 if group.worth_sharing else group.length))
+        prefixes += [group.length] if group.worth_sharing and not group.stands else []
+    return own, prefixes
 
 
 def rounded(count: int, grain: int = 1) -> int:
@@ -82,8 +82,8 @@ def most_at_once(tokens: float, *, samples: int, prompt: int, most: int, recorde
 def taken_by(answers: int, *, samples: int, prompt: int, most: int, recorded: bool) -> int:
     """Tokens of cache for so many answers, `samples` of each prompt, that may have `most` tokens each. Where steps are
     `recorded`, there are places for the next size up."""
-    own, trunks = rooms([SameContext(count=samples, length=prompt, most=most, stands=False)])
-    groups = -(-answers // samples) if trunks else 0
+    own, prefixes = rooms([SameContext(count=samples, length=prompt, most=most, stands=False)])
+    groups = -(-answers // samples) if prefixes else 0
     slots, shared = (rounded(answers), rounded(groups)) if recorded else (answers, groups)
     return slots * in_grains(own) + shared * in_grains(prompt)
 

@@ -26,8 +26,8 @@ class DecodeBatch:
     lengths: Tensor
     """Tokens in the cache before those whose states are in `hidden`."""
     bases: Tensor
-    """How many of them stand in a trunk."""
-    trunks: Tensor
+    """How many of them are a shared prefix."""
+    prefixes: Tensor
     """Which one; -1 for none."""
     sampled: Tensor
     """Tokens sampled so far."""
@@ -84,7 +84,7 @@ class DecodeBatch:
             setattr(self, field.name, torch.cat([mine, new]))
 
 
-def entering(requests: Sequence[Request], hidden: Tensor, trunks: Sequence[int]) -> DecodeBatch:
+def entering(requests: Sequence[Request], hidden: Tensor, prefixes: Sequence[int]) -> DecodeBatch:
     """Rows for requests whose contexts are in the cache; `hidden` (n, W) are the states of their last tokens."""
     device, most = hidden.device, max(request.max_new_tokens for request in requests)
     width = max(len(request.stop) for request in requests)
@@ -96,8 +96,8 @@ def entering(requests: Sequence[Request], hidden: Tensor, trunks: Sequence[int])
     return DecodeBatch(
         keys=column(signed(request.key) for request in requests),
         lengths=column(len(request.tokens) - 1 for request in requests),
-        bases=column(len(r.tokens) if trunk >= 0 else 0 for r, trunk in zip(requests, trunks, strict=True)),
-        trunks=column(trunks),
+        bases=column(len(r.tokens) if prefix >= 0 else 0 for r, prefix in zip(requests, prefixes, strict=True)),
+        prefixes=column(prefixes),
         sampled=column(0 for _ in requests),
         begun=column(request.begun for request in requests),
         limits=column(request.max_new_tokens for request in requests),

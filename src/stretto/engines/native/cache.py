@@ -2,7 +2,7 @@
 
 A sequence lives in a slot; the first n slots are always the n active ones, so that a decode step works on plain
 views. When a sequence ends, the last one moves into its place. What several sequences begin with, the prompt of a
-group, stands once, in a trunk of its own, and their slots hold only what came after it; trunks close their gaps alike.
+group, stands once, in a cache of prefixes, and their slots hold only what came after it; they close their gaps alike.
 Memory is taken as needed and kept until `clear`.
 
 n sequences of w tokens each, H query heads, K key and value heads, G = H / K, L tokens, D head size.
@@ -100,40 +100,40 @@ class SharedPrefixes:
     """Tokens of the longest."""
     members: Tensor
     """(t, m) the sequences that continue each; the places of those that are fewer repeat any sequence."""
-    seat: Tensor
-    """(n) where in the flattened members a sequence sits; 0 for one without a trunk."""
-    sits: Tensor
+    index: Tensor
+    """(n) where among the flattened members a sequence is; 0 for one without a prefix."""
+    shares: Tensor
     """(n, 1, 1, 1) False for those."""
 
     @classmethod
-    def of(cls, trunks: Tensor, bases: Tensor, cache: KeyValueCache) -> SharedPrefixes | None:
-        """Who shares what, from (n) slots in the trunks' `cache` (-1 for none) and (n) lengths; none if nobody does."""
-        slots = trunks.tolist()
+    def of(cls, prefixes: Tensor, bases: Tensor, cache: KeyValueCache) -> SharedPrefixes | None:
+        """Who shares what, from (n) slots in their `cache` (-1 for none) and (n) lengths; none if nobody does."""
+        slots = prefixes.tolist()
         members: list[list[int]] = [[] for _ in range(max(slots) + 1)]
-        seat = [0] * len(slots)
+        index = [0] * len(slots)
         for row, slot in enumerate(slots):
             if slot >= 0:
                 members[slot].append(row)
         if not members:
             return None
-        most, device = max(map(len, members)), trunks.device
+        most, device = max(map(len, members)), prefixes.device
         for slot, rows in enumerate(members):
             for place, row in enumerate(rows):
-                seat[row] = slot * most + place
+                index[row] = slot * most + place
         return cls(
             cache=cache,
             longest=int(bases.max()),
             members=torch.tensor([rows + [0] * (most - len(rows)) for rows in members], device=device),
-            seat=torch.tensor(seat, device=device),
-            sits=(trunks >= 0)[:, None, None, None],
+            index=torch.tensor(index, device=device),
+            shares=(prefixes >= 0)[:, None, None, None],
         )
 
     def tables(self, heads: int) -> tuple[Tensor, Tensor]:
-        """(t*K*m) rows of the flattened queries, trunk after trunk, and (n*K) where each row has gone."""
-        head = torch.arange(heads, device=self.seat.device)
-        trunk, place = self.seat // self.members.shape[1], self.seat % self.members.shape[1]
+        """(t*K*m) rows of the flattened queries, prefix after prefix, and (n*K) where each row has gone."""
+        head = torch.arange(heads, device=self.index.device)
+        prefix, place = self.index // self.members.shape[1], self.index % self.members.shape[1]
         entered = self.members[:, None] * heads + head[:, None]
-        left = (trunk[:, None] * heads + head) * self.members.shape[1] + place[:, None]
+        left = (prefix[:, None] * heads + head) * self.members.shape[1] + place[:, None]
         return entered.view(-1), left.view(-1)
 
     def at(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -142,17 +142,17 @@ class SharedPrefixes:
         return keys, values
 
     def scores(self, layer: int, queries: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-        """(n, K, w*G, D) queries -> (n, K, w*G, longest) products with the keys of each one's trunk."""
+        """(n, K, w*G, D) queries -> (n, K, w*G, longest) products with the keys of each one's prefix."""
         keys, _ = self.at(layer)
         return self._beside(queries, keys.to(queries.dtype).transpose(-1, -2), tables)
 
     def mix(self, layer: int, weights: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-        """(n, K, w*G, longest) weights -> (n, K, w*G, D) sums of the trunk's values."""
+        """(n, K, w*G, longest) weights -> (n, K, w*G, D) sums of the prefix's values."""
         _, values = self.at(layer)
-        return self._beside(weights.to(values.dtype), values, tables).mul_(self.sits)
+        return self._beside(weights.to(values.dtype), values, tables).mul_(self.shares)
 
     def _beside(self, rows: Tensor, states: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-        """(n, K, q, x) times (t, K, x, y) -> (n, K, q, y): the members of a trunk are one matrix product."""
+        """(n, K, q, x) times (t, K, x, y) -> (n, K, q, y): the members of a prefix are one matrix product."""
         return self.left(torch.matmul(self.entered(rows, tables), states), rows, tables)
 
     def entered(self, rows: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
@@ -172,27 +172,27 @@ class DecodeLayout:
     """Attention of the newest tokens of every active sequence over everything that came before them."""
 
     lengths: Tensor
-    """(n) tokens of each sequence that are in the cache already, trunk included."""
+    """(n) tokens of each sequence that are in the cache already, prefix included."""
     bases: Tensor
-    """(n) how many of them stand in its trunk; 0 without one."""
+    """(n) how many of them stand in its prefix; 0 without one."""
     width: int
     """New tokens per sequence."""
     longest: int
     """Most own tokens of a sequence, the new ones included."""
     cache: KeyValueCache
     """Slots 0 to n-1 are the active sequences."""
-    trunks: SharedPrefixes | None
+    prefixes: SharedPrefixes | None
     """What they share, if anything."""
     hidden: dict[int | None, Tensor] = field(default_factory=dict)
     """Window -> (n, 1, w, 1, keys), made once for all layers: True where a token may not look."""
     biases: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
     """(window, w*G) -> (n, 1, w*G, keys) the same as something to add to scores; made once for layers alike."""
-    trunk_biases: dict[tuple[int | None, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """Likewise, what `_trunk_bias` makes of it."""
+    prefix_biases: dict[tuple[int | None, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Likewise, what `_prefix_bias` makes of it."""
     spots: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """(K, capacity) -> (n*w*K) rows of the flattened cache that the new tokens take; made once for layers alike."""
-    seats: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """K -> the trunks' tables, made once for layers alike."""
+    tables: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """K -> the prefixes' tables, made once for layers alike."""
     decodes: bool = True
     """Its queries look at what was kept before."""
 
@@ -230,45 +230,45 @@ class DecodeLayout:
     def _by_kernel(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, *, scale: float | None, window: int | None
     ) -> Tensor:
-        """(n, K, w*G, D) queries -> (n, K, w*G, D): a kernel over the sequences' own keys and one over their trunks'.
+        """(n, K, w*G, D) queries -> (n, K, w*G, D): a kernel over the sequences' own keys and one over their prefixes'.
 
         Each also tells the logarithm of what its weights add up to, by which the two are mixed.
         """
         n, heads = queries.shape[:2]
         kernel = partial(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, scale=scale)
-        bias, trunks = self._bias(window, queries), self.trunks
+        bias, prefixes = self._bias(window, queries), self.prefixes
         shared = bias.shape[-1] - self.longest
         keys, values = keys[:n, :, : self.longest], values[:n, :, : self.longest]
         output: Tensor
         output, total = kernel(queries, keys, values, attn_mask=bias[..., shared:])
-        if trunks is None:
+        if prefixes is None:
             return output
-        tables, (trunk_bias, sees) = self._seats(trunks, heads), self._trunk_bias(window, queries)
-        found, beside = kernel(trunks.entered(queries, tables), *trunks.at(layer), attn_mask=trunk_bias)
-        found, beside = (trunks.left(each, queries, tables) for each in (found, beside[..., None]))
+        tables, (prefix_bias, sees) = self._tables(prefixes, heads), self._prefix_bias(window, queries)
+        found, beside = kernel(prefixes.entered(queries, tables), *prefixes.at(layer), attn_mask=prefix_bias)
+        found, beside = (prefixes.left(each, queries, tables) for each in (found, beside[..., None]))
         share = (beside - total[..., None]).sigmoid_().masked_fill_(~sees, 0)
         return output.to(share.dtype).lerp_(found.to(share.dtype), share)
 
     def _in_parts(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
-        """(n, K, w*G, D) scaled queries -> (n, K, w*G, D): over the trunks' keys and the sequences' own."""
+        """(n, K, w*G, D) scaled queries -> (n, K, w*G, D): over the prefixes' keys and the sequences' own."""
         n, heads = queries.shape[:2]
         own = keys[:n, :, : self.longest].to(queries.dtype)
         scores = torch.matmul(queries, own.transpose(-1, -2))
-        if self.trunks is not None:
-            tables = self._seats(self.trunks, heads)
-            scores = torch.cat([self.trunks.scores(layer, queries, tables), scores], dim=-1)
+        if self.prefixes is not None:
+            tables = self._tables(self.prefixes, heads)
+            scores = torch.cat([self.prefixes.scores(layer, queries, tables), scores], dim=-1)
         scores = scores.view(n, heads, self.width, -1, scores.shape[-1]).masked_fill_(self._mask(window), float("-inf"))
         weights = scores.softmax(-1).view(n, heads, -1, scores.shape[-1])
         shared = weights.shape[-1] - self.longest
         output = torch.matmul(weights[..., shared:].to(values.dtype), values[:n, :, : self.longest])
-        if self.trunks is not None:
-            output += self.trunks.mix(layer, weights[..., :shared], tables)
+        if self.prefixes is not None:
+            output += self.prefixes.mix(layer, weights[..., :shared], tables)
         return output
 
-    def _seats(self, trunks: SharedPrefixes, heads: int) -> tuple[Tensor, Tensor]:
-        if heads not in self.seats:
-            self.seats[heads] = trunks.tables(heads)
-        return self.seats[heads]
+    def _tables(self, prefixes: SharedPrefixes, heads: int) -> tuple[Tensor, Tensor]:
+        if heads not in self.tables:
+            self.tables[heads] = prefixes.tables(heads)
+        return self.tables[heads]
 
     def _spots(self, heads: int, capacity: int) -> Tensor:
         """Token after token, the places of its heads."""
@@ -289,27 +289,27 @@ class DecodeLayout:
             self.biases[window, asked] = bias.repeat_interleave(asked // self.width, dim=2)
         return self.biases[window, asked]
 
-    def _trunk_bias(self, window: int | None, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """(t, 1, m*w*G, longest) the part of it that is about trunks, for their members one after the other, and
+    def _prefix_bias(self, window: int | None, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """(t, 1, m*w*G, longest) the part of it that is about prefixes, for their members one after the other, and
         (n, 1, w*G, 1) whether a query sees anything there."""
-        assert self.trunks is not None
-        asked, members = queries.shape[2], self.trunks.members
-        if (window, asked) not in self.trunk_biases:
-            bias = self._bias(window, queries)[..., : self.trunks.longest]
-            chosen = bias[members, 0].reshape(len(members), 1, -1, self.trunks.longest)
-            self.trunk_biases[window, asked] = (chosen, (bias == 0).any(-1, keepdim=True))
-        return self.trunk_biases[window, asked]
+        assert self.prefixes is not None
+        asked, members = queries.shape[2], self.prefixes.members
+        if (window, asked) not in self.prefix_biases:
+            bias = self._bias(window, queries)[..., : self.prefixes.longest]
+            chosen = bias[members, 0].reshape(len(members), 1, -1, self.prefixes.longest)
+            self.prefix_biases[window, asked] = (chosen, (bias == 0).any(-1, keepdim=True))
+        return self.prefix_biases[window, asked]
 
     def _mask(self, window: int | None) -> Tensor:
-        """What each does not see: it sees of the trunk its own length, of the slot everything up to itself."""
+        """What each does not see: it sees of the prefix its own length, of the slot everything up to itself."""
         if window not in self.hidden:
             device, base = self.lengths.device, self.bases[:, None, None]
-            trunk = torch.arange(self.trunks.longest if self.trunks else 0, device=device)[None, None]
+            prefix = torch.arange(self.prefixes.longest if self.prefixes else 0, device=device)[None, None]
             own = torch.arange(self.longest, device=device)[None, None] + base
             at = (self.lengths[:, None] + torch.arange(self.width, device=device))[..., None]
-            seen = torch.cat([(trunk < base).expand(-1, self.width, -1), own <= at], dim=-1)
+            seen = torch.cat([(prefix < base).expand(-1, self.width, -1), own <= at], dim=-1)
             if window is not None:
-                position = torch.cat([trunk.expand(len(base), -1, -1), own], dim=-1)
+                position = torch.cat([prefix.expand(len(base), -1, -1), own], dim=-1)
                 seen = seen & (at - position < window)
             self.hidden[window] = ~seen[:, None, :, None]
         return self.hidden[window]

@@ -29,7 +29,7 @@ class Steps:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         latent = latent_of(policy.network)
-        self.cache, self.trunks = KeyValueCache(latent), KeyValueCache(latent)
+        self.cache, self.prefixes = KeyValueCache(latent), KeyValueCache(latent)
 
     def product(self, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """States times a weight."""
@@ -71,7 +71,7 @@ class Steps:
             width=width,
             longest=own + width,
             cache=self.cache,
-            trunks=shared,
+            prefixes=shared,
         )
         return self.hidden(newest(batch).flatten(), places(batch.lengths, width), layout).view(n, width, -1)
 
@@ -103,7 +103,7 @@ class Steps:
     def release(self) -> None:
         """Gives all memory back."""
         self.cache.clear()
-        self.trunks.clear()
+        self.prefixes.clear()
 
 
 def newest(batch: DecodeBatch) -> Tensor:

@@ -81,8 +81,8 @@ class NativeEngine:
         self.version = 0
         self.kv_tokens = cache_tokens(policy, CACHE_SHARE if memory_share == "auto" else float(memory_share))
         self.steps = steps or steps_for(policy, self.kv_tokens, graphs=graphs)
-        self.cache, self.trunks = self.steps.cache, self.steps.trunks
-        self.prefill_tokens, self.used_trunks = PREFILL_TOKENS, 0
+        self.cache, self.prefixes = self.steps.cache, self.steps.prefixes
+        self.prefill_tokens, self.used_prefixes = PREFILL_TOKENS, 0
         self.open: dict[bytes, OpenPrefix] = {}
         self.shared: SharedPrefixes | None = None
         self.changed = True
@@ -133,7 +133,7 @@ class NativeEngine:
         if weights.where != "shared":
             raise ValueError(f"the native engine reads the trainer's tensors, not weights at {weights.where}")
         self.version = weights.version
-        self.open = {}  # what stands in trunks was computed with other weights: nobody joins it any more
+        self.open = {}  # what prefixes hold was computed with other weights: nobody joins it any more
         self.steps.weights_changed()
         return self.holds()
 
@@ -165,9 +165,9 @@ class NativeEngine:
 
     def _clear(self) -> None:
         self.cache.clear()
-        self.trunks.clear()
+        self.prefixes.clear()
         self.open = {}
-        self.used_trunks = 0
+        self.used_prefixes = 0
 
     def _admit(self) -> None:
         """Prefills as many waiting requests as there is room for, in their order; one alone always may enter."""
@@ -196,31 +196,31 @@ class NativeEngine:
             self._prefill(chosen, groups)
 
     def _size_with(self, sequences: int, groups: Collection[SameContext]) -> int:
-        """Tokens of cache, trunks included, with so many active sequences once these groups have entered."""
+        """Tokens of cache, prefixes included, with so many active sequences once these groups have entered."""
         own, shared = rooms(groups)
         slots, capacity = self.cache.shape_with(slots=sequences, tokens=own)
-        trunks, length = self.trunks.shape_with(slots=self._trunks_with(len(shared)), tokens=max(shared, default=0))
-        return slots * capacity + trunks * length
+        prefixes, length = self.prefixes.shape_with(**self._prefixes_with(shared))
+        return slots * capacity + prefixes * length
 
-    def _trunks_with(self, more: int) -> int:
-        """Slots for trunks once there are so many more."""
-        return max(self.trunks.slots, self.used_trunks + more)
+    def _prefixes_with(self, shared: Sequence[int]) -> dict[str, int]:
+        """Slots for prefixes, and tokens of the longest, once these have come."""
+        return {"slots": max(self.prefixes.slots, self.used_prefixes + len(shared)), "tokens": max(shared, default=0)}
 
     def _prefill(self, requests: Sequence[Request], groups: Mapping[bytes, SameContext]) -> None:
-        """Computes the contexts into free slots and trunks, and appends the requests to the batch."""
+        """Computes the contexts into free slots and prefixes, and appends the requests to the batch."""
         first, (own, shared) = len(self.active), rooms(groups.values())
         self.cache.reserve(slots=first + len(requests), tokens=own)
-        self.trunks.reserve(slots=self._trunks_with(len(shared)), tokens=max(shared, default=0))
+        self.prefixes.reserve(**self._prefixes_with(shared))
         new, self.open = prefill(
             self.policy,
             requests,
             groups,
             own=FreePlaces(cache=self.cache, first=first),
-            trunks=FreePlaces(cache=self.trunks, first=self.used_trunks),
+            prefixes=FreePlaces(cache=self.prefixes, first=self.used_prefixes),
             known=self.open,
             notes=self.experts,
         )
-        self.used_trunks += len(shared)
+        self.used_prefixes += len(shared)
         if self.batch is None:
             self.batch = new
         else:
@@ -278,7 +278,7 @@ class NativeEngine:
         if batch is None:
             return
         if self.changed:
-            self.shared, self.changed = SharedPrefixes.of(batch.trunks, batch.bases, self.trunks), False
+            self.shared, self.changed = SharedPrefixes.of(batch.prefixes, batch.bases, self.prefixes), False
         batch.drafts = self._guess(batch, min(self.cache.capacity - own, left))
         with noting(self.policy.routing) as choices:
             batch.hidden = self.steps.forward(batch, self.shared, own)
@@ -314,22 +314,22 @@ class NativeEngine:
         self.active = [self.active[row] for row in order]
         self.answers = [self.answers[row] for row in order]
         batch.take(torch.tensor(order, dtype=torch.long, device=self.policy.device))
-        self._close_trunks(batch)
+        self._close_prefixes(batch)
         if not self.active:
             self.batch = None
             self.steps.rest()
         return done
 
-    def _close_trunks(self, batch: DecodeBatch) -> None:
-        """Moves trunks into the places of those that nobody continues."""
-        left = sorted(set(batch.trunks.tolist()) - {-1})
+    def _close_prefixes(self, batch: DecodeBatch) -> None:
+        """Moves prefixes into the places of those that nobody continues."""
+        left = sorted(set(batch.prefixes.tolist()) - {-1})
         for target, source in enumerate(left):
             if source != target:
-                self.trunks.move(source=source, target=target, tokens=int(batch.bases[batch.trunks == source][0]))
-                batch.trunks[batch.trunks == source] = target
-        self.used_trunks = len(left)
-        kept = {context: trunk for context, trunk in self.open.items() if trunk.slot in left}
-        self.open = {context: replace(trunk, slot=left.index(trunk.slot)) for context, trunk in kept.items()}
+                self.prefixes.move(source=source, target=target, tokens=int(batch.bases[batch.prefixes == source][0]))
+                batch.prefixes[batch.prefixes == source] = target
+        self.used_prefixes = len(left)
+        kept = {context: prefix for context, prefix in self.open.items() if prefix.slot in left}
+        self.open = {context: replace(prefix, slot=left.index(prefix.slot)) for context, prefix in kept.items()}
 
     def _completions(self, batch: DecodeBatch, ended: dict[int, StopReason]) -> list[Completion]:
         """What became of these rows; all of it leaves the device at once."""

@@ -1,6 +1,6 @@
 """Computes the contexts of requests that enter, into the cache: each once, whoever shares it.
 
-A context that stands in a trunk is not computed again while anybody continues it: who comes later joins, and draws the
+A context that is a shared prefix is not computed again while anybody continues it: who comes later joins, and draws the
 first token from the state that was kept with it.
 """
 
@@ -29,7 +29,7 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenPrefix:
-    """A context that stands in a trunk, for those that come later."""
+    """A context that is a shared prefix, for those that come later."""
 
     slot: int
     """Where."""
@@ -44,7 +44,7 @@ class FreePlaces:
     """Free places of a cache."""
 
     cache: KeyValueCache
-    """The sequences' own, or the trunks'."""
+    """The sequences' own, or the prefixes'."""
     first: int
     """The slots from here on are free."""
 
@@ -126,17 +126,17 @@ def prefill(
     groups: Mapping[bytes, SameContext],
     *,
     own: FreePlaces,
-    trunks: FreePlaces,
+    prefixes: FreePlaces,
     known: Mapping[bytes, OpenPrefix],
     notes: ExpertNotes | None = None,
 ) -> tuple[DecodeBatch, dict[bytes, OpenPrefix]]:
-    """Rows for requests, whose contexts are in the cache now, and all trunks that there are: `known` and new ones.
+    """Rows for requests, whose contexts are in the cache now, and all prefixes that there are: `known` and new ones.
 
     `notes` is told which experts computed each context.
     """
     contexts = [request.tokens.tobytes() for request in requests]
     new = [row for row, context in enumerate(contexts) if context not in known]
-    slots = {context: trunk.slot for context, trunk in known.items()}
+    slots = {context: prefix.slot for context, prefix in known.items()}
     states: dict[int, Tensor] = {}
     experts: dict[int, Choices | None] = dict.fromkeys(new)
     if new:
@@ -144,12 +144,12 @@ def prefill(
         alone: dict[int, Places] = {}
         shared: dict[int, Places] = {}
         for row, places in zip(new, tree.places, strict=True):
-            if not groups[contexts[row]].worth_a_trunk:
+            if not groups[contexts[row]].worth_sharing:
                 alone[own.first + row] = places
             elif contexts[row] not in slots:
-                slots[contexts[row]] = trunks.first + len(shared)
+                slots[contexts[row]] = prefixes.first + len(shared)
                 shared[slots[contexts[row]]] = places
-        kept = ((own.cache, alone), (trunks.cache, shared))
+        kept = ((own.cache, alone), (prefixes.cache, shared))
         fills = [CacheWrites.of(cache, places, policy.device) for cache, places in kept if places]
         with noting(policy.routing) as choices:
             states = dict(zip(new, _last_states(policy, tree, fills), strict=True))

@@ -158,7 +158,7 @@ class PackedSteps(Steps):
         if any(on_threads(Ordered.broken, [each for each in self.ordered.values() if each.trained])):
             raise EngineError(SPOILED)
         self.cache.clear()
-        self.trunks.clear()
+        self.prefixes.clear()
         self.weights_changed()
 
     def release(self) -> None:

@@ -69,9 +69,9 @@ class GradientScatter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileIndexes:
-    """The seats of all tiles."""
+    """The indexes of all tiles."""
 
-    seats: Sequence[TileIndex]
+    tiles: Sequence[TileIndex]
     """Tile after tile."""
     back: Tensor
     """(T*K) which of all tiles' queries each row is."""
@@ -81,7 +81,7 @@ class TileIndexes:
     @property
     def asked(self) -> list[int]:
         """How many queries each tile has."""
-        return [len(each.asked) for each in self.seats]
+        return [len(each.asked) for each in self.tiles]
 
     def gathered(self, rows: Tensor) -> Tensor:
         """Rows of all tiles' queries -> (T*K, ...)."""
@@ -94,20 +94,20 @@ class TiledRow:
 
     tiles: Sequence[Tile]
     """Every token is a query of one of them."""
-    seatings: dict[int, TileIndexes] = field(default_factory=dict)
-    """K -> the seating, made once for layers alike."""
+    indexes: dict[int, TileIndexes] = field(default_factory=dict)
+    """K -> the indexes, made once for layers alike."""
     masks: dict[int | None, Sequence[Tensor]] = field(default_factory=dict)
     """Window -> the mask of each tile, made likewise."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None) -> Tensor:
         """(1, H, T, D), (1, K, T, D), (1, K, T, D) -> (1, H, T, D)."""
         heads = key.shape[1]
-        if heads not in self.seatings:
-            self.seatings[heads] = seating_of(self.tiles, tokens=key.shape[2], heads=heads)
+        if heads not in self.indexes:
+            self.indexes[heads] = indexes_of(self.tiles, tokens=key.shape[2], heads=heads)
         if window not in self.masks:
             self.masks[window] = [tile.mask(window) for tile in self.tiles]
-        seating, masks = self.seatings[heads], self.masks[window]
-        result: Tensor = _Attention.apply(query, key, value, seating, masks, scale or query.shape[3] ** -0.5)
+        indexes, masks = self.indexes[heads], self.masks[window]
+        result: Tensor = _Attention.apply(query, key, value, indexes, masks, scale or query.shape[3] ** -0.5)
         return result
 
 
@@ -119,37 +119,37 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, seating: TileIndexes, masks: Sequence[Tensor], scale: float
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, indexes: TileIndexes, masks: Sequence[Tensor], scale: float
     ) -> Tensor:
         heads, size = key.shape[1], query.shape[3]
         queries, keys, values = rows_of(query * scale, heads), rows_of(key, heads), rows_of(value, heads)
-        outputs = values.new_empty(sum(seating.asked), query.shape[1] // heads * value.shape[3])
-        for seats, mask, part in zip(seating.seats, masks, outputs.split(seating.asked), strict=True):
-            weights = _weights(seats.queries(queries, size), seats.keys(keys), mask)
-            torch.bmm(weights, seats.keys(values), out=part.view(len(weights), -1, value.shape[3]))
+        outputs = values.new_empty(sum(indexes.asked), query.shape[1] // heads * value.shape[3])
+        for index, mask, part in zip(indexes.tiles, masks, outputs.split(indexes.asked), strict=True):
+            weights = _weights(index.queries(queries, size), index.keys(keys), mask)
+            torch.bmm(weights, index.keys(values), out=part.view(len(weights), -1, value.shape[3]))
         ctx.save_for_backward(query, key, value)
-        ctx.seating, ctx.masks, ctx.scale = seating, masks, scale
-        return states_of(seating.gathered(outputs), query.shape[1], query.shape[2])
+        ctx.indexes, ctx.masks, ctx.scale = indexes, masks, scale
+        return states_of(indexes.gathered(outputs), query.shape[1], query.shape[2])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors
-        seating: TileIndexes = ctx.seating
+        indexes: TileIndexes = ctx.indexes
         heads, size = key.shape[1], query.shape[3]
         queries, keys, values = rows_of(query * ctx.scale, heads), rows_of(key, heads), rows_of(value, heads)
         outgoing = rows_of(gradients[0], heads)
-        query_slopes = queries.new_empty(sum(seating.asked), queries.shape[1])
-        query_parts = query_slopes.split(seating.asked)
+        query_slopes = queries.new_empty(sum(indexes.asked), queries.shape[1])
+        query_parts = query_slopes.split(indexes.asked)
         totals = [torch.zeros_like(rows, dtype=accum_dtype(rows.dtype)) for rows in (keys, values)]
-        for sums in seating.sums:
+        for sums in indexes.sums:
             slopes = [rows.new_empty(sum(sums.known), rows.shape[1]) for rows in (keys, values)]
-            tiles = (each[sums.tiles] for each in (seating.seats, ctx.masks, query_parts))
+            tiles = (each[sums.tiles] for each in (indexes.tiles, ctx.masks, query_parts))
             parts = (each.split(sums.known) for each in slopes)
-            for seats, mask, for_queries, for_keys, for_values in zip(*tiles, *parts, strict=True):
-                asked, seen, told = seats.queries(queries, size), seats.keys(keys), seats.keys(values)
-                upper = seats.queries(outgoing, told.shape[2])
-                if seats.used is not None:
-                    upper.view(len(seats.used), -1).mul_(seats.used)
+            for index, mask, for_queries, for_keys, for_values in zip(*tiles, *parts, strict=True):
+                asked, seen, told = index.queries(queries, size), index.keys(keys), index.keys(values)
+                upper = index.queries(outgoing, told.shape[2])
+                if index.used is not None:
+                    upper.view(len(index.used), -1).mul_(index.used)
                 weights = _weights(asked, seen, mask)
                 torch.bmm(weights.transpose(1, 2), upper, out=for_values.view(told.shape))
                 lower = torch.bmm(upper, told.transpose(1, 2))
@@ -160,7 +160,7 @@ class _Attention(torch.autograd.Function):
                 total += sums.of(each)
         key_total, value_total = totals
         return (
-            states_of(seating.gathered(query_slopes).mul_(ctx.scale), query.shape[1], query.shape[2]),
+            states_of(indexes.gathered(query_slopes).mul_(ctx.scale), query.shape[1], query.shape[2]),
             states_of(key_total.to(key.dtype), heads, key.shape[2]),
             states_of(value_total.to(value.dtype), heads, value.shape[2]),
             None,
@@ -192,15 +192,15 @@ def _weights(queries: Tensor, keys: Tensor, hidden: Tensor) -> Tensor:
     return scores.softmax(-1)
 
 
-def seating_of(tiles: Sequence[Tile], *, tokens: int, heads: int) -> TileIndexes:
+def indexes_of(tiles: Sequence[Tile], *, tokens: int, heads: int) -> TileIndexes:
     """The places of all tiles' queries and keys, with so many key heads."""
-    seats: list[TileIndex] = []
+    indexes: list[TileIndex] = []
     back = np.empty(tokens * heads, np.int64)
     asks = 0
     for tile in tiles:
         asked, known = (_rows(places, heads) for places in (tile.asked, tile.known))
         there, spare = asked >= 0, asked[..., :1]
-        seats.append(
+        indexes.append(
             TileIndex(
                 stretches=len(asked) * heads,
                 asked=torch.as_tensor(np.where(there, asked, spare).ravel()),
@@ -213,7 +213,7 @@ def seating_of(tiles: Sequence[Tile], *, tokens: int, heads: int) -> TileIndexes
     ends = np.cumsum([tile.known.size for tile in tiles]) // KEYS_AT_ONCE
     cuts = [0, *(np.flatnonzero(np.diff(ends)) + 1).tolist(), len(tiles)]
     return TileIndexes(
-        seats=seats,
+        tiles=indexes,
         back=torch.as_tensor(back),
         sums=[_sums(tiles, slice(*cut), rows=tokens * heads, heads=heads) for cut in pairwise(cuts)],
     )

@@ -3,8 +3,8 @@
 A decode step of a small model is some thousand kernels of microseconds each, and starting them one by one takes longer
 than they do. A graph starts them all at once, but it is a recording: of sizes, of addresses, of no decisions. So
 
-- sizes are rounded up: sequences, tokens of cache, members of trunks. The layout is the one of `cache.py`, which masks
-  by lengths anyway; the sequences that fill up live in slots of the cache that nobody uses;
+- sizes are rounded up: sequences, tokens of cache, members of prefixes. The layout is the one of `cache.py`, which
+  masks by lengths anyway; the sequences that fill up live in slots of the cache that nobody uses;
 - the caches keep their memory from round to round. Where one must grow, or memory was given back, all recordings are
   forgotten, as they are when weights moved to other addresses (updates are made in place, so they stay where they are);
 - a size is recorded when it is first met, compared with what is computed, and replayed from then on.
@@ -127,9 +127,9 @@ class GraphSizes:
     """New tokens of each."""
     longest: int
     """Tokens of a slot that are looked at."""
-    trunk: int
-    """Tokens of a trunk that are looked at; 0 without trunks."""
-    trunks: int
+    prefix: int
+    """Tokens of a shared prefix that are looked at; 0 without prefixes."""
+    prefixes: int
     """How many there are."""
     members: int
     """Sequences of each."""
@@ -143,7 +143,7 @@ class RecordedSteps(Steps):
         latent = self.cache.latent
         self.own, self.common = LastingCache(most, latent), LastingCache(most, latent)
         self.own.beside, self.common.beside = self.common, self.own
-        self.cache, self.trunks = self.own, self.common
+        self.cache, self.prefixes = self.own, self.common
         self.recordings = Recordings(tape)
         self.members = 0
         self.given: SharedPrefixes | None = None
@@ -175,14 +175,14 @@ class RecordedSteps(Steps):
     def forward(self, batch: DecodeBatch, shared: SharedPrefixes | None, own: int) -> Tensor:
         """As `Steps`; rows that fill up write the first place of a slot that nobody uses."""
         n, width = len(batch.newest), batch.drafts.shape[1] + 1
-        trunks = self._filled(shared, rounded(n))
+        prefixes = self._filled(shared, rounded(n))
         sizes = GraphSizes(
             rows=rounded(n),
             width=width,
             longest=min(rounded(own + width, GRAIN), self.own.capacity),
-            trunk=trunks.longest if trunks else 0,
-            trunks=len(trunks.members) if trunks else 0,
-            members=trunks.members.shape[1] if trunks else 0,
+            prefix=prefixes.longest if prefixes else 0,
+            prefixes=len(prefixes.members) if prefixes else 0,
+            members=prefixes.members.shape[1] if prefixes else 0,
         )
 
         def compute(tokens: Tensor, lengths: Tensor, bases: Tensor, *tables: Tensor) -> Outputs:
@@ -192,13 +192,13 @@ class RecordedSteps(Steps):
                 width=width,
                 longest=sizes.longest,
                 cache=self.cache,
-                trunks=replace_tables(trunks, tables) if trunks else None,
+                prefixes=replace_tables(prefixes, tables) if prefixes else None,
             )
             return (self.policy.hidden(tokens.flatten(), places(lengths, width), layout),)
 
         columns = [filled(column, sizes.rows) for column in (newest(batch), batch.lengths, batch.bases)]
         self._check()
-        (hidden,) = self.recordings.run(sizes, compute, [*columns, *(tables_of(trunks) if trunks else ())])
+        (hidden,) = self.recordings.run(sizes, compute, [*columns, *(tables_of(prefixes) if prefixes else ())])
         return hidden.view(sizes.rows, width, -1)[:n]
 
     def weights_changed(self) -> None:
@@ -226,7 +226,7 @@ class RecordedSteps(Steps):
         return hash(tuple(weight.data_ptr() for weight in self.policy.network.parameters()))
 
     def _filled(self, shared: SharedPrefixes | None, rows: int) -> SharedPrefixes | None:
-        """The trunks with their tables filled up, made anew when the batch changed.
+        """The prefixes with their tables filled up, made anew when the batch changed.
 
         Places for members do not become fewer within a batch: groups end one member at a time, and each number would
         be a size.
@@ -240,8 +240,8 @@ class RecordedSteps(Steps):
                 cache=shared.cache,
                 longest=min(rounded(shared.longest, GRAIN), self.common.capacity),
                 members=pad(shared.members, (0, self.members - most, 0, rounded(count) - count)),
-                seat=filled(shared.seat // most * self.members + shared.seat % most, rows),
-                sits=filled(shared.sits, rows),
+                index=filled(shared.index // most * self.members + shared.index % most, rows),
+                shares=filled(shared.shares, rows),
             )
             self.given = shared
         return self.filled
@@ -252,12 +252,12 @@ def filled(column: Tensor, rows: int) -> Tensor:
     return pad(column, (0, 0) * (column.dim() - 1) + (0, rows - len(column)))
 
 
-def tables_of(trunks: SharedPrefixes) -> tuple[Tensor, ...]:
-    """What of trunks differs between batches of equal sizes."""
-    return trunks.members, trunks.seat, trunks.sits
+def tables_of(prefixes: SharedPrefixes) -> tuple[Tensor, ...]:
+    """What of prefixes differs between batches of equal sizes."""
+    return prefixes.members, prefixes.index, prefixes.shares
 
 
-def replace_tables(trunks: SharedPrefixes, tables: Sequence[Tensor]) -> SharedPrefixes:
+def replace_tables(prefixes: SharedPrefixes, tables: Sequence[Tensor]) -> SharedPrefixes:
     """Trunks of the same sizes with other tables."""
-    members, seat, sits = tables
-    return replace(trunks, members=members, seat=seat, sits=sits)
+    members, index, shares = tables
+    return replace(prefixes, members=members, index=index, shares=shares)
