@@ -27,6 +27,15 @@ def metrics(run: Path) -> list[dict]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+TIMES = ("seconds/", "idle", "memory/", "micro_batches", "decode/")
+"""How metrics begin that say how long something took or how it was dealt out: two equal runs differ in them."""
+
+
+def results(run: Path) -> list[dict]:
+    """The same without them."""
+    return [{name: value for name, value in line.items() if not name.startswith(TIMES)} for line in metrics(run)]
+
+
 def verdict(before: dict, after: dict) -> str:
     """learns, flat, or what it is instead; each of the two has an accuracy and an interval."""
     rise = after["accuracy"] - before["accuracy"]

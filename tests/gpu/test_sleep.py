@@ -13,7 +13,7 @@ from stretto.models.load import load
 from stretto.recipe.schema import Optimizer
 from stretto.runtime.plans import make_plan
 from stretto.training.optimizer import MasterAdamW
-from stretto.workers.offload import HeldTensors, HostBuffer, sleepers_of
+from stretto.workers.offload import FrozenModels, HeldTensors, HostBuffer, sleepers_of
 from tiny import SCRATCH_FILES, scratch_model
 
 pytestmark = pytest.mark.gpu
@@ -29,23 +29,32 @@ def held():
 
 def test_memory_falls_while_a_model_and_an_optimizer_sleep_and_everything_comes_back():
     section = scratch_model(width=256, heads=4, dtype="bfloat16")
+    sleeps = {
+        "generate": ("reward",),
+        "train": ("generate", "reward"),
+        "reference": ("generate", "reward"),
+        "reward": (),
+    }
     policy, reference = (load(section, SCRATCH_FILES, seed=0, device=GPU) for _ in range(2))
     reference.network.requires_grad_(False)
+    alone, frozen = held(), FrozenModels(sleeps, (), HostBuffer(GPU))
+    frozen.add("reference", reference.network.parameters)
+    assert held() < alone, "it leaves as soon as it is loaded"
     optimizer = MasterAdamW(policy.trained(), Optimizer(), updates=1)
     optimizer.step({name: torch.ones_like(weight, dtype=torch.float32) for name, weight in policy.trained().items()})
     sleepers = sleepers_of(
-        {"generate": ("reward",), "train": ("generate", "reward"), "reference": ("generate", "reward"), "reward": ()},
+        sleeps,
         policy=policy,
         readers={"generate", "train"},
         optimizer=lambda: optimizer,
-        reference=reference,
-        scorers={},
+        frozen=frozen.parts,
         engine=NativeEngine(policy),
         host_buffer=HostBuffer(GPU),
     )
     weights = sum(weight.nbytes for weight in policy.network.parameters())
     states = sum(tensor.nbytes for tensor in optimizer.tensors())
     before = optimizer.state()
+    sleepers.enter("reference")
     awake = held()
     sleepers.enter("generate")
     assert held() <= awake - weights - states

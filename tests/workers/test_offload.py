@@ -240,12 +240,21 @@ def assigned(recipe, root, device, roles, **rest):
     )
 
 
+class LoadsLast(Sleepy):
+    """A worker that notes what of its reward model was awake when its policy was loaded."""
+
+    def _load(self, device):
+        self.awake = sum(weight.numel() for weight in self.models["reward"].parameters())
+        return super()._load(device)
+
+
 def test_a_worker_answers_again_after_its_policy_made_room_for_a_reward_model(tmp_path):
     recipe, roles = recipe_in(tmp_path, **STAGES), ("generate", "reward", "train")
     asked = [Request(key=1, tokens=np.array([5, 6, 7]), max_new_tokens=4, stop=frozenset(), temperature=1.0)]
     said = []
     for sleeps in ({}, {role: tuple(other for other in roles if other != role) for role in roles}):
-        worker = Sleepy(assigned(recipe, tmp_path, "localhost/cpu:0", roles, sleeps=sleeps))
+        worker = LoadsLast(assigned(recipe, tmp_path, "localhost/cpu:0", roles, sleeps=sleeps))
+        assert (worker.awake == 0) == bool(sleeps), "what sleeps at times leaves its room to what is loaded next"
         first = worker.score("reward", [conversation([5, 6, 0], [2])])
         asleep = worker.policy.head().weight.numel() == 0
         (done,) = worker.generate(asked, (), 60.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -192,24 +192,26 @@ def _base_of(spec: WorkerSpec, device: torch.device, *, as_stored: bool = False)
     return base_network(recipe.model, files, seed=recipe.seed, device=device, base=spec.base, as_stored=as_stored)
 
 
-def load_scorers(spec: WorkerSpec) -> dict[str, FrozenScorer]:
-    """Role -> its frozen model, of those roles of a device that are played by one; the same in every process."""
+def load_scorers(spec: WorkerSpec) -> Iterator[tuple[str, FrozenScorer]]:
+    """Role and its frozen model, of those roles of a device that are played by one, each loaded when it is asked for;
+    the same in every process."""
     recipe, critic = spec.recipe, spec.recipe.roles.critic
     frozen = critic if critic is not None and critic.optimizer is None else None
     sections = {"reward": recipe.roles.reward_model, "value": frozen}
-    return {
-        role: load_scorer(
-            role,
-            locate(section.name, spec.root),
-            base=_base_of(spec, spec.device_of(role)),
-            dtype=DTYPES[recipe.model.dtype],
-            device=spec.device_of(role),
-            seed=recipe.seed,
-            token_budget=spec.token_budget,
-        )
-        for role, section in sections.items()
-        if role in spec.roles and section is not None and section.name is not None
-    }
+    for role, section in sections.items():
+        if role in spec.roles and section is not None and section.name is not None:
+            yield (
+                role,
+                load_scorer(
+                    role,
+                    locate(section.name, spec.root),
+                    base=_base_of(spec, spec.device_of(role)),
+                    dtype=DTYPES[recipe.model.dtype],
+                    device=spec.device_of(role),
+                    seed=recipe.seed,
+                    token_budget=spec.token_budget,
+                ),
+            )
 
 
 def engine_maker(spec: WorkerSpec) -> EngineFactory:

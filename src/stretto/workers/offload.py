@@ -18,7 +18,6 @@ from stretto.engines.base import Engine
 from stretto.errors import TrainingError
 from stretto.models.load import Policy
 from stretto.models.memory import OutOfMemory, memory_errors
-from stretto.models.scalar_head import FrozenScorer
 from stretto.models.value_model import ValueModel
 from stretto.training.optimizer import MasterAdamW
 
@@ -210,20 +209,39 @@ class Offloader:
         return bool(roles) and all(phase in self.sleeps[role] for role in roles)
 
 
+class FrozenModels:
+    """Frozen models of a device, loaded one after the other. Those that sleep in some phase do so until they are asked:
+    together with what is loaded next they may be more than the device holds."""
+
+    def __init__(self, sleeps: Mapping[str, Collection[str]], cut: Collection[str], host_buffer: HostBuffer) -> None:
+        """What plays a role of `cut` comes to the device in slices, later, which sleep for themselves."""
+        self.sleeps, self.cut, self.host_buffer = sleeps, cut, host_buffer
+        self.parts: list[HeldTensors] = []
+
+    def add(self, role: str, tensors: Callable[[], Iterable[Tensor]]) -> None:
+        """One that was loaded a moment ago."""
+        if role in self.cut:
+            return
+        part = HeldTensors({role}, tensors, self.host_buffer, frozen=True)
+        if self.sleeps.get(role):
+            part.sleep()
+        self.parts.append(part)
+
+
 def sleepers_of(
     sleeps: Mapping[str, Collection[str]],
     *,
     policy: Policy,
     readers: Collection[str],
     optimizer: Callable[[], MasterAdamW | None],
-    reference: Policy | None,
-    scorers: Mapping[str, FrozenScorer],
-    critic: tuple[ValueModel, Callable[[], MasterAdamW | None]] | None = None,
+    frozen: Sequence[Offloadable] = (),
+    critic: ValueModel | None = None,
+    critic_optimizer: Callable[[], MasterAdamW | None] = lambda: None,
     engine: Engine,
     host_buffer: HostBuffer,
 ) -> Offloader:
-    """What a device holds; `readers` are the roles on it that read the policy's tensors, `critic` is one that is
-    trained and its optimizer."""
+    """What a device holds; `readers` are the roles on it that read the policy's tensors, `frozen` are other models,
+    `critic` is one that is trained."""
 
     def weights(trained: bool) -> Callable[[], Iterable[Tensor]]:
         return lambda: (weight for weight in policy.network.parameters() if weight.requires_grad == trained)
@@ -231,22 +249,19 @@ def sleepers_of(
     def learned(optimizer: Callable[[], MasterAdamW | None]) -> Callable[[], Iterable[Tensor]]:
         return lambda: found.tensors() if (found := optimizer()) is not None else ()
 
-    frozen = {role: scorer.parameters for role, scorer in scorers.items()}
-    if reference is not None:
-        frozen["reference"] = reference.network.parameters
-    theirs = _parts_of(critic[0], policy) if critic else None
+    theirs = _parts_of(critic, policy) if critic else None
     shared = {"value", "fit"} if theirs and theirs.shares else set()
     parts = [
         HeldTensors({*readers, *shared}, weights(trained=False), host_buffer, frozen=True),
         HeldTensors(readers, weights(trained=True), host_buffer, frozen=False),
         HeldTensors({"train"}, learned(optimizer), host_buffer, frozen=False, woken_by={UPDATE}),
-        *(HeldTensors({role}, tensors, host_buffer, frozen=True) for role, tensors in frozen.items()),
+        *frozen,
     ]
     if critic and theirs:
         parts += [
             HeldTensors({"value", "fit"}, lambda: theirs.frozen, host_buffer, frozen=True),
             HeldTensors({"value", "fit"}, lambda: theirs.trained, host_buffer, frozen=False),
-            HeldTensors({"fit"}, learned(critic[1]), host_buffer, frozen=False, woken_by={FITTED}),
+            HeldTensors({"fit"}, learned(critic_optimizer), host_buffer, frozen=False, woken_by={FITTED}),
         ]
     # The engine last: when it wakes, it looks where the policy's weights are.
     return Offloader(sleeps, [*parts, EngineCaches(engine)])

@@ -50,7 +50,7 @@ from stretto.workers.models import (
     make_reference,
     make_trainer,
 )
-from stretto.workers.offload import FITTED, PUBLISH, UPDATE, HostBuffer, release_caches, sleepers_of
+from stretto.workers.offload import FITTED, PUBLISH, UPDATE, FrozenModels, HostBuffer, release_caches, sleepers_of
 from stretto.workers.process_group import ProcessGroup, Rendezvous
 from stretto.workers.rehearsal import RehearsalCalls
 from stretto.workers.shared_folder import HostFolder, Listing, SavedFiles, listing
@@ -74,24 +74,29 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
                 torch.set_num_threads(assignment.threads)
         # What is the user's is found, or named, before anything is loaded for it.
         algorithm, make_engine = assignment.algorithm(), make_engine or engine_maker(assignment)
+        # One after the other: those that sleep at times leave their room to what is loaded next.
+        self.models: dict[str, ScoringModel] = {}
+        frozen = FrozenModels(assignment.sleeps, assignment.slices, self.make_host_buffer())
+        for role, scorer in load_scorers(assignment):
+            self.models[CRITIC if role == "value" else role] = scorer
+            frozen.add(role, scorer.parameters)
         self.policy = self._load(assignment.serving_device)
         trains = "train" in assignment.roles and "train" not in assignment.slices
         which, count = assignment.share("train")
         self.parts = {POLICY: partition(self.policy.trained(), count)}
         mine = self.parts[POLICY][which]
         self.optimizer = make_optimizer(mine, recipe.optimizer, updates=recipe.planned_updates()) if trains else None
-        self.models: dict[str, ScoringModel] = {}
         budget, whitens = assignment.token_budget, assignment.whitens
         self.trainer = make_trainer(
             self.policy, algorithm, recipe, self.optimizer, token_budget=budget, whitens=whitens
         )
-        scorers = load_scorers(assignment)
+        self.reference, self.models["reference"] = make_reference(assignment, self.policy, lambda: self.trainer)
+        if self.reference is not None:
+            frozen.add("reference", self.reference.network.parameters)
         self.critic = load_critic(assignment, self.policy)
         if self.critic is not None:
             self.parts[CRITIC] = partition(self.critic.trained(), assignment.share("fit")[1])
             self.models[CRITIC] = make_critic_trainer(self.critic, self.parts[CRITIC], assignment)
-        self.reference, self.models["reference"] = make_reference(assignment, self.policy, lambda: self.trainer)
-        self.models |= {{"value": CRITIC}.get(role, role): each for role, each in scorers.items()}
         self.engine = make_engine(self.policy)
         for model in self.held_models:
             self.trained(model).make_room = partial(release_caches, self.engine)
@@ -100,12 +105,9 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
             policy=self.policy,
             readers=assignment.readers,
             optimizer=lambda: self.optimizer,
-            # What is cut sleeps in slices.
-            reference=None if "reference" in assignment.slices else self.reference,
-            scorers={role: each for role, each in scorers.items() if role not in assignment.slices},
-            critic=None
-            if self.critic is None or "fit" in assignment.slices
-            else (self.critic, lambda: self.trained(CRITIC).optimizer),
+            frozen=frozen.parts,
+            critic=None if self.critic is None or "fit" in assignment.slices else self.critic,
+            critic_optimizer=lambda: self.trained(CRITIC).optimizer,
             engine=self.engine,
             host_buffer=self.make_host_buffer(),
         )
