@@ -146,14 +146,6 @@ def test_a_hand_over_in_buckets_is_bounded():
     assert memory.handover(SHAPE, site(), bucketed=False) == pytest.approx(2 * SHAPE.params)
 
 
-def test_the_peak_is_what_stays_plus_the_largest_phase_with_one_process():
-    stays = RankMemory(weights=10.0, context=memory.CONTEXT)
-    small, large = RankMemory(cache=5.0, context=memory.CONTEXT), RankMemory(activations=7.0, context=memory.CONTEXT)
-    assert memory.peak([stays], [[small], [large]]) == 17.0 + memory.CONTEXT
-    assert memory.peak([stays], [[small, large]]) == 22.0 + memory.CONTEXT
-    assert memory.peak([], []) == memory.CONTEXT
-
-
 def test_what_sleeps_is_charged_to_the_host_without_caches():
     held = RankMemory(weights=3.0, optimizer=12.0, cache=99.0, activations=99.0)
     assert memory.asleep([held, held], 8) == 8 * (30.0 + memory.BUCKET)

@@ -112,7 +112,8 @@ class GroupedCandidates:
         return all(size <= self._room(*place) for place, size in held.items())
 
     def _room(self, first: int, count: int) -> float:
-        return memory.USABLE * self.setting.weakest(first, count).memory - memory.CONTEXT
+        device = self.setting.weakest(first, count)
+        return memory.USABLE * device.memory - memory.context_of(device)
 
     def _with(self, choice: Candidate, layouts: Mapping[str, Layout]) -> Candidate:
         """A choice with these layouts; values are computed on the cells that train the critic, if any do."""

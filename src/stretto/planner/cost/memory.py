@@ -1,7 +1,7 @@
 """Bytes that a cell needs on each of its ranks, per phase and part by part, and what must fit side by side.
 
 Counts of states and activations, with constants that public trainers share; nothing is allocated here. A plan adds
-what stays resident to the largest phase (`peak`) and compares with the device; what sleeps is charged to host memory.
+what stays resident to the largest phase and compares with the device; what sleeps is charged to host memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from operator import add
 from typing import Literal, NamedTuple
 
-from stretto.placement.devices import GB
+from stretto.placement.devices import GB, Device
 from stretto.planner.cost.few_bits import held_bytes
 from stretto.planner.cost.mesh import Site
 from stretto.planner.cost.seconds import BYTES, Costs, Precision, width
@@ -21,7 +21,9 @@ Activations = Literal["keep", "recompute", "offload"]
 """Kept for the backward, recomputed from each layer's input, or those inputs in host memory."""
 
 CONTEXT = 1.5 * GB
-"""A process before it does anything: the driver's context, kernels, buffers of the message library."""
+"""A process on a GPU before it does anything: the driver's context, kernels, buffers of the message library."""
+HOST_CONTEXT = 0.6 * GB
+"""The same where a device is a host's cores: Python, torch and the libraries of models."""
 LIVE = 2.7
 """The layer that is worked on, in units of what it keeps: values, their gradients, what kernels need besides."""
 HEAD_BYTES = 14.0
@@ -81,6 +83,11 @@ class RankMemory(NamedTuple):
 
 NOTHING = RankMemory()
 """No bytes."""
+
+
+def context_of(device: Device) -> float:
+    """What a process takes on a device before it does anything."""
+    return CONTEXT if device.kind.has_own_memory else HOST_CONTEXT
 
 
 def weights(shape: ModelShape, site: Site, precision: Precision = "bfloat16") -> float:
@@ -214,7 +221,7 @@ def training(
         activations=activations(shape, site, tokens, kind),
         head=head(shape, site, tokens, chunked=chunked, trained=not adapter),
         gathered=gathered(shape, site, trained=not adapter) + widened(shape, site, base),
-        context=CONTEXT,
+        context=context_of(site.device),
     )
 
 
@@ -226,7 +233,7 @@ def scoring(shape: ModelShape, site: Site, tokens: float, *, precision: Precisio
         activations=own * (2 * width(precision) * shape.hidden + layer_bytes(shape, precision)),
         head=head(shape, site, tokens),
         gathered=gathered(shape, site, trained=False) + widened(shape, site, precision),
-        context=CONTEXT,
+        context=context_of(site.device),
     )
 
 
@@ -238,7 +245,7 @@ def generating(shape: ModelShape, site: Site, tokens: float, *, precision: Preci
         gathered=(gathered(shape, site, trained=False) if site.mesh.gathers else 0.0) + widened(shape, site, precision),
         cache=Costs().cache_bytes(shape, site, own, precision),
         activations=8192.0 * layer_bytes(shape, precision) / site.mesh.tp,
-        context=CONTEXT,
+        context=context_of(site.device),
     )
 
 
@@ -251,13 +258,6 @@ def handover(shape: ModelShape, engine: Site, *, bucketed: bool = True) -> float
     """Weights that exist twice while an engine takes them over: its whole part, or one bucket (HybridFlow 2024)."""
     part = _engine_weights(shape, engine, "bfloat16")
     return min(part, BUCKET) if bucketed else part
-
-
-def peak(resident: Iterable[RankMemory], phases: Iterable[Iterable[RankMemory]]) -> float:
-    """The most one rank holds: what never leaves, plus the largest phase, the process counted once."""
-    stays = sum(held.total - held.context for held in resident)
-    largest = max((sum(held.total - held.context for held in phase) for phase in phases), default=0.0)
-    return stays + largest + CONTEXT
 
 
 def asleep(held: Iterable[RankMemory], ranks: int) -> float:

@@ -19,9 +19,6 @@ from stretto.planner.cost.mesh import Site
 from stretto.planner.problem import PlanningProblem
 from stretto.scheduler.records import UPDATE
 
-CONTEXT = RankMemory(context=memory.CONTEXT)
-"""The process itself."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMemory:
@@ -199,7 +196,7 @@ class MemoryFits:
             own = memory.weights(work.shapes["fit"], site, precision)
             resident["fit"] = resident["fit"]._replace(weights=resident["fit"].weights - own)
         apart = work.engine_apart and "generate" in side.roles
-        process = CONTEXT + CONTEXT if apart else CONTEXT
+        process = RankMemory(context=memory.context_of(device) + (memory.CONTEXT if apart else 0.0))
         always = process if moves else sum(resident.values(), process)
         gathered = self._gathered(choice, side) if sources.get("generate") == "gather" else NOTHING
         if choice.streamed:  # generating and training take turns, too often to gather anew
