@@ -59,6 +59,13 @@ def keep_memory() -> None:
             mallopt(number, value)
 
 
+def give_back() -> None:
+    """Gives the system back what this process keeps and nothing lies in, such as what loading has left: half a gigabyte
+    for a model of 135M parameters from a GGUF file. From step to step it is better kept (`keep_memory`)."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def peak_gb() -> float:
     """Most memory used so far, in units of 2^30 bytes: of the GPU where there is one, else of this process."""
     if torch.cuda.is_available():

@@ -24,7 +24,7 @@ from stretto.algorithms.catalog import learns_from_rows
 from stretto.engines.base import Completion, Request
 from stretto.errors import TrainingError
 from stretto.models.load import Policy
-from stretto.models.memory import keep_memory, peak_gb
+from stretto.models.memory import give_back, keep_memory, peak_gb
 from stretto.training.narrow_adamw import make_optimizer
 from stretto.training.parallel.zero1 import partition
 from stretto.training.rounded_sums import RoundedSums
@@ -112,6 +112,7 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
             host_buffer=self.make_host_buffer(),
         )
         self.let_parts_sleep(self.make_host_buffer())
+        give_back()
         self.carrier = Carrier()
         rounds = recipe.optimizer.reduce == "bfloat16"
         self.rounding = {model: RoundedSums() for model in self.held_models} if rounds else {}

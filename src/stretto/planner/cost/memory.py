@@ -22,7 +22,7 @@ Activations = Literal["keep", "recompute", "offload"]
 
 CONTEXT = 1.5 * GB
 """A process on a GPU before it does anything: the driver's context, kernels, buffers of the message library."""
-HOST_CONTEXT = 0.6 * GB
+HOST_CONTEXT = 0.75 * GB
 """The same where a device is a host's cores: Python, torch and the libraries of models."""
 LIVE = 2.7
 """The layer that is worked on, in units of what it keeps: values, their gradients, what kernels need besides."""
@@ -252,6 +252,12 @@ def generating(shape: ModelShape, site: Site, tokens: float, *, precision: Preci
 def _engine_weights(shape: ModelShape, site: Site, precision: Precision) -> float:
     embedding = 0.0 if shape.tied else width(precision) * shape.embedding_params / site.mesh.tp
     return Costs().weight_bytes(shape, site, math.inf, precision) / site.mesh.pp + embedding
+
+
+def ordered(shape: ModelShape, site: Site, precision: Precision = "bfloat16") -> float:
+    """Copies of its weights that the native engine multiplies with on a CPU; of a base in few bits, of the head's."""
+    matrices = shape.params if BYTES[precision] >= 2 else shape.embedding_params
+    return width(precision) * matrices / site.mesh.tp if not site.device.kind.has_own_memory else 0.0
 
 
 def handover(shape: ModelShape, engine: Site, *, bucketed: bool = True) -> float:

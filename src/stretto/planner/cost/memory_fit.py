@@ -206,6 +206,11 @@ class MemoryFits:
             beside[phase] = always if phase == "train" and device.kind.has_own_memory else reads
             for role in side.roles if moves else ():
                 beside[phase] += self._kept(role, phase, sources, resident[role])
+        if "generate" in side.roles and not apart:
+            shape, site = work.shapes["generate"], self._site(choice, side, "generate")
+            copies = RankMemory(gathered=memory.ordered(shape, site, work.precision_of("generate")))
+            for phase in side.roles if work.adapter else ("generate",):  # those of what never changes stay
+                beside[phase] += copies
         # While weights are handed over, who generates and who trains is awake.
         awake = sum((resident[role] for role in ("generate", "train") if moves and role in resident), always) + waiting
         publish = None if waiting is NOTHING else awake
