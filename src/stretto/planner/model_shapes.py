@@ -88,5 +88,5 @@ def _of_gguf(path: Path, *, field: str) -> ModelShape:
     said = {name.removeprefix("attention."): number for name, number in told.items()}
     windowed, window = windows_of(kind, shape.layers, said)
     # Nothing was tried cut that came from such a file.
-    known = {"uncut": True, "narrows": kind not in WIDE_TYPES}
-    return replace(shape, name=path.stem, windowed_layers=windowed, window=window, **known)
+    few, named = kind not in WIDE_TYPES, path.stem
+    return replace(shape, name=named, windowed_layers=windowed, window=window, uncut=True, narrows=few)

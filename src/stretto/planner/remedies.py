@@ -32,7 +32,8 @@ def changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
         yield "batch.token_budget=auto", _with(recipe, "batch", token_budget="auto")
     if recipe.optimizer.checkpointing is False:
         yield "optimizer.checkpointing=auto", _with(recipe, "optimizer", checkpointing="auto")
-    kept, narrow = recipe.model.quantize, ("nf4",)
+    kept = recipe.model.quantize
+    narrow: tuple[str, ...] = ("nf4",)
     if recipe.model.adapter is None:
         smaller = {"adamw": ("adamw16bit", "adamw8bit"), "adamw16bit": ("adamw8bit",)}
         for name in smaller.get(recipe.optimizer.name, ()) if recipe.model.dtype != "float64" else ():
