@@ -77,9 +77,11 @@ def test_cells_by_hand_need_only_a_role_and_devices():
         {"role": "generate", "devices": [DEVICES[0]]},
         {"role": "generate", "devices": [DEVICES[2]], "name": "apart"},
     ]
+    ours = plan_of(section(cells=cells), roles={"generate", "train"}, devices=DEVICES)
+    assert [cell.weights for cell in ours.cells] == ["own", "gather:train", "own"]
     plan = plan_of(section(cells=cells), roles={"generate", "train"}, devices=DEVICES, engine="vllm")
     assert [cell.name for cell in plan.cells] == ["train", "generate-0", "apart"]
-    assert [cell.weights for cell in plan.cells] == ["own", "gather:train", "own"]
+    assert [cell.weights for cell in plan.cells] == ["own"] * 3, "another process has another's tensors"
     assert [cell.engine for cell in plan.cells] == [None, "vllm", "vllm"]
     assert plan.cells[0].mesh == {"dp_shard": 1, "tp": 2, "pp": 1, "ep": 1}
     assert plan.priority == {

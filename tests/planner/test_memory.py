@@ -38,6 +38,20 @@ def test_tensor_and_pipeline_ranks_divide_everything():
     assert memory.states(SHAPE, site(tp=2, pp=2)).states == pytest.approx(18 * SHAPE.params / 4)
 
 
+@pytest.mark.parametrize("name", ["qwen2.5-7b", "deepseek-v3"])
+def test_what_our_cells_do_not_cut_is_on_each_of_their_ranks(name):
+    shape, theirs, ours = named_shape(name), site(tp=4), Site(device=H100, mesh=Mesh.of_mesh({"tp": 4}, 4))
+    full = 0.75 * (shape.plain_params + shape.uncut_params)  # theirs have a quarter of it
+    trained = [memory.states(shape, there).states for there in (ours, theirs)]
+    read = [memory.generating(shape, there, 0.0).weights for there in (ours, theirs)]
+    assert trained[0] - trained[1] == pytest.approx(18 * full)
+    assert read[0] - read[1] == pytest.approx(2 * full)
+    handed_on = 2 * shape.hidden * shape.layers * 4096
+    assert memory.activations(shape, theirs, 4096) < handed_on < memory.activations(shape, ours, 4096)
+    alone = Site(device=H100, mesh=Mesh.of_mesh({}, 1))
+    assert memory.training(shape, alone, 4096) == memory.training(shape, site(), 4096)
+
+
 def test_an_adapter_trains_its_own_parameters_only():
     held = memory.states(SHAPE, site(), adapter=16)
     trained = 16 * SHAPE.linear_inputs

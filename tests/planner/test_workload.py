@@ -10,10 +10,13 @@ import pytest
 from stretto.api.recipes import recipe_to_plan
 from stretto.errors import RecipeError
 from stretto.placement.cluster import parse_cluster
+from stretto.planner import remedies
+from stretto.planner.candidate import Candidate
 from stretto.planner.cost.shapes import named_shape
 from stretto.planner.forecast import choose
 from stretto.planner.model_shapes import shape_of_model
 from stretto.planner.problem import PlanningProblem
+from stretto.planner.search import variants_of
 from stretto.planner.workload import workload_of
 from stretto.recipe.schema import ModelSection, Placement
 
@@ -44,6 +47,49 @@ def refused(planned, *changes):
     with pytest.raises(RecipeError) as caught:
         planned(*changes)
     return [(problem.field, problem.reason) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (("model.dtype=float16",), "float16"),
+        (("model.adapter=null", "algorithm.kl.coef=0.1", "roles.reference={shape: phi-4}"), "a reference of its own"),
+        (("model.shape=mixtral-8x7b", "engine.kind=vllm"), "vLLM with a mixture of experts"),
+        (("model.quantize=nf4", "engine.kind=vllm"), "vLLM on a quantised base"),
+        (("engine.kind=vllm", "engine.url=http://there"), "an engine that runs already"),
+        (("model.shape=gpt-oss-20b", "model.quantize=int8"), "a base in few bits of this family"),
+    ],
+)  # fmt: skip
+def test_what_no_plan_can_execute_every_plan_waits_for(planned, changes, told):
+    work = planned("model.shape=qwen2.5-0.5b", *changes)
+    assert work.unmade == (told,)
+    assert list(Candidate(strategy="flatten", devices=1).waits_for(work)) == [told]
+
+
+def test_adapters_on_layers_of_unknown_size_are_told(planned):
+    work = planned("model.shape=qwen2.5-0.5b", "model.adapter.targets=[q_proj, gate]")
+    assert any(told.startswith("adapters on gate are not counted") for told in work.assumed)
+
+
+def test_the_least_change_comes_first_of_those_that_make_a_step_fit(tmp_path):
+    (tmp_path / "r.yaml").write_text("model: {shape: qwen2.5-7b, adapter: null}\n")
+    limits = ("batch.token_budget=65536", "optimizer.checkpointing=false")
+    narrow = ("optimizer.name=adamw16bit", "optimizer.name=adamw8bit", "model.adapter.rank=16")
+    for changes, told in (
+        (limits, ["batch.token_budget=auto", "optimizer.checkpointing=auto", *narrow]),
+        (("model.adapter.rank=8",), ["model.quantize=int8", "model.quantize=nf4"]),
+        (("model.adapter.rank=8", "model.quantize=nf4"), []),
+    ):
+        found = [change for change, _ in remedies.changes(recipe_to_plan(tmp_path / "r.yaml", changes))]
+        assert found[: len(told)] == told and all("model.quantize" in each for each in found[len(told) :])
+    for shape, cluster, told in (
+        ("qwen2.5-7b", "1xRTX4090", "model.adapter.rank=16"),
+        ("qwen2.5-7b", "1xH200", "optimizer.name=adamw16bit"),
+        ("llama-65b", "1xRTX4090", None),
+    ):
+        recipe = recipe_to_plan(tmp_path / "r.yaml", f"model.shape={shape}")
+        setting = PlanningProblem.of(workload_of(recipe, tmp_path), parse_cluster(cluster))
+        assert remedies.remedy(recipe, tmp_path, setting, variants_of(Placement())) == told
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -25,6 +25,7 @@ from stretto.planner.enumerate import Variant
 from stretto.planner.forecast import setting_of
 from stretto.planner.given import forecast_given
 from stretto.planner.problem import PlanningProblem
+from stretto.planner.remedies import remedy
 from stretto.planner.search import LARGEST, SearchResult, roomiest, search, smallest_cluster, variants_of
 from stretto.planner.simulate import Forecast
 from stretto.planner.whole_run import RunForecast, run_of, step_spread
@@ -150,7 +151,7 @@ def planned(
     given = None if cells is None else _given(cells, setting)
     found = search(setting, asked)
     if not found.best and (given is None or measure):
-        raise _nothing(found, setting, smallest_cluster(setting, variants))
+        raise _nothing(found, setting, smallest_cluster(setting, variants), remedy(recipe, root, setting, variants))
     measured: dict[str, float] | None = None
     if measure:
         measured = _measured(recipe, root, setting, found, note)
@@ -194,15 +195,17 @@ def _measured(
     return dict(result.seconds)
 
 
-def _nothing(found: SearchResult, setting: PlanningProblem, count: int | None) -> RecipeError:
-    """No plan at all: why, and the smallest cluster that has one."""
+def _nothing(found: SearchResult, setting: PlanningProblem, count: int | None, change: str | None) -> RecipeError:
+    """No plan at all: why, the smallest cluster that has one, and a change with which these devices have one."""
     told = found.misses or tuple(f"{name}: {why}" for name, why in found.rejected)
     kind = roomiest(setting).device.name
-    fix = "use a smaller model, an adapter, shorter answers or other devices"
-    if count is None:
-        fix = f"no cluster of up to {LARGEST} x {kind} would hold it either; {fix}"
-    else:
-        fix = f"{'--cluster ' if kind in DEVICES else ''}{count}x{kind} would hold it; or {fix}"
+    adapter = "" if setting.workload.adapter else "an adapter, "
+    ways = [f"{change} would do on these devices"] if change else []
+    if count is not None:
+        ways.insert(0, f"{'--cluster ' if kind in DEVICES else ''}{count}x{kind} would hold it")
+    fix = f"{'or ' if ways else ''}use a smaller model, {adapter}shorter answers or other devices"
+    larger = [f"no cluster of up to {LARGEST} x {kind} would hold it either"] if count is None else []
+    fix = "; ".join((*larger, *ways, fix))
     return RecipeError.of("placement.cluster", f"nothing fits on {setting.cluster}. {'; '.join(told)}", fix)
 
 

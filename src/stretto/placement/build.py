@@ -166,7 +166,9 @@ def _by_hand(section: Placement, layout: StrategyInputs) -> Plan:
         cells.append(_filled(cell, name=usual if cell.name is None else cell.name, engine=layout.engine))
     trainers = strategies.WeightSources(cells)
     placed = tuple(
-        trainers.with_weights(made) if cell.weights is None and made.role in layout.reading else made
+        strategies.with_own_weights(trainers.with_weights(made))
+        if cell.weights is None and made.role in layout.reading
+        else made
         for cell, made in zip(told, cells, strict=True)
     )
     strategy = find_strategy(section.strategy)

@@ -266,12 +266,14 @@ KINDS = {"tuple_type": "is no list", "model_type": "is no section of keys and va
 def _problems(wrong: ValidationError, file: str) -> Iterator[Problem]:
     """Every complaint of the schema, in words; what is only short of items that are wrong themselves is left out."""
     errors = wrong.errors()
-    fix = "a cluster file has hosts (device, devices, count, memory_gb, threads), devices and rates"
+    usual = "a cluster file has hosts (device, devices, count, memory_gb, threads), devices and rates"
+    numbers = f"a device has {', '.join(DeviceNumbers.model_fields)}"
     for error in errors:
         inside = any(other["loc"][:-1][: len(error["loc"])] == error["loc"] for other in errors)
         if error["type"] == "too_short" and inside:
             continue
         where = ".".join(str(part) for part in error["loc"]) or "the whole file"
+        fix = numbers if error["loc"][:1] == ("devices",) and len(error["loc"]) > 2 else usual
         reason = KINDS.get(error["type"]) or f"{error['msg'][:1].lower()}{error['msg'][1:]}"
         yield Problem(
             field=f"{file}: {where}", reason="there are none" if error["type"] == "too_short" else reason, fix=fix

@@ -19,6 +19,7 @@ from stretto.placement import closed_forms
 from stretto.placement.closed_forms import Stages, StepFlow
 from stretto.placement.partitions import Partition, RolePlace, is_partition, lay_groups, set_partitions
 from stretto.placement.plan import Cell, Plan
+from stretto.plugins import is_plugin
 
 MODELS = {
     "actor": ("generate", "train"),
@@ -269,6 +270,7 @@ def _plan(strategy: Strategy, layout: StrategyInputs, places: Places) -> Plan:
     cells = [trainers.with_weights(cell) if cell.role in layout.reading else cell for cell in cells]
     if strategy.flow == "phased":
         cells = [_given_back(cell) for cell in cells]
+    cells = [with_own_weights(cell) for cell in cells]
     return Plan(
         strategy=strategy.name,
         flow=strategy.flow,
@@ -283,6 +285,12 @@ def _plan(strategy: Strategy, layout: StrategyInputs, places: Places) -> Plan:
 def _given_back(cell: Cell) -> Cell:
     """What was gathered to be read leaves its memory to the training that it was gathered from."""
     return replace(cell, sleeps=("train",)) if cell.weights.startswith("gather:") and cell.role != "value" else cell
+
+
+def with_own_weights(cell: Cell) -> Cell:
+    """An engine in a process of its own has its own weights, wherever its devices are."""
+    apart = cell.role == "generate" and cell.engine != "native" and not is_plugin(cell.engine or "")
+    return replace(cell, weights="own") if apart else cell
 
 
 class WeightSources:

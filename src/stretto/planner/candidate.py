@@ -159,7 +159,6 @@ class Candidate:
 
     def waits_for(self, workload: StepWorkload) -> Iterator[str]:
         """What of it nothing can execute yet."""
-        own_reference = "reference" in workload.roles - workload.reading
         splits = {role: self.split(role, workload.reading) for role in workload.roles}
         fitted = [splits["fit"]] if "fit" in splits else []
         others = workload.roles - workload.reading - {*UPDATE, "generate"}
@@ -170,11 +169,9 @@ class Candidate:
             (any(split.width > split.dp for split in fitted), "critics that are cut in more than slices"),
             (any(split.width > split.dp for split in frozen), "frozen models that are cut in more than slices"),
             (self._values_apart(workload), "values of a critic in slices where it is not trained"),
-            (own_reference and workload.adapter > 0 and not workload.taught, "a reference of its own"),
             (workload.exact and self.train.width > 1, "the exact KL of a model in slices"),
-            (workload.engine == "vllm" and workload.base != workload.precision, "vLLM on a quantised base"),
         )
-        yield from dict.fromkeys(what for asked, what in told if asked)
+        yield from dict.fromkeys((*(what for asked, what in told if asked), *workload.unmade))
 
     def _unmade_lane(self, workload: StepWorkload) -> Iterator[tuple[bool, str]]:
         """What of a cell that generates cannot be done by several devices, and whether it would be."""

@@ -77,8 +77,9 @@ class Candidates:
         self.misses: dict[str, NearMiss] = {}
         self.weighed = 0
         work = setting.workload
-        self.least = _power(max(work.longest, 256))
-        self.groups = GroupedCandidates(prices, rooms, self.splits, self.least)
+        self.shortest = max(work.longest, 256)
+        self.least = _power(self.shortest)
+        self.groups = GroupedCandidates(prices, rooms, self.splits, self.shortest)
         own = setting.workload.roles - setting.workload.reading - {"generate", "train", "fit"}
         self.frozen = sorted(own)
 
@@ -198,7 +199,8 @@ class Candidates:
         share = max(1.0, work.load.tokens) / devices
         usual, fair = self.setting.ordered[0][1].kind.micro_batch, _power(math.ceil(share))
         most = max(self.least, min(usual, fair))
-        return [most >> i for i in range(20) if most >> i >= self.least]
+        rounded = [most >> i for i in range(20) if most >> i >= self.least]
+        return rounded if rounded[-1] == self.shortest else [*rounded, self.shortest]
 
     def _largest(
         self, choice: Candidate, still: tuple[FixedMemory, ...], variant: Variant

@@ -204,12 +204,13 @@ def today(found: SearchResult, setting: PlanningProblem) -> str:
         told = f"{found.today.choice.label} is as good as the fastest, {fastest.choice.label}"
         return f"{told}, whose devices share matrices or experts"
     ahead = 1 - fastest.step / found.today.step
+    told = f"{found.today.choice.label} is the best that can be executed today"
     if ahead <= 0 or not waits:
-        return f"{found.today.choice.label} is the best that can be executed today"
-    return (
-        f"{found.today.choice.label} is the best that can be executed today; {fastest.choice.label} would take "
-        f"{ahead:.0%} less ({fastest.step:.3g} s), and waits for {waits}"
-    )
+        return told
+    if ahead < CLOSE:
+        return f"{told}; no plan that waits for something would be faster by more than the model is exact to"
+    other = f"{fastest.choice.label} would take {ahead:.0%} less ({fastest.step:.3g} s), and waits for {waits}"
+    return f"{told}; {other}"
 
 
 def layout(choice: Candidate, workload: StepWorkload) -> str:

@@ -13,7 +13,7 @@ from stretto.errors import RecipeError
 from stretto.models.gguf_header import has_head, read_header, read_sizes
 from stretto.models.plausible import implausible_gguf
 from stretto.models.source import locate
-from stretto.planner.cost.shapes import ModelShape, named_shape, read_config, shape_of
+from stretto.planner.cost.shapes import WIDE_TYPES, ModelShape, named_shape, read_config, shape_of
 from stretto.planner.cost.windows import windows_of
 from stretto.recipe.schema import ModelSection, RoleModel, Scratch, Shape
 
@@ -88,4 +88,5 @@ def _of_gguf(path: Path, *, field: str) -> ModelShape:
     said = {name.removeprefix("attention."): number for name, number in told.items()}
     windowed, window = windows_of(kind, shape.layers, said)
     # Nothing was tried cut that came from such a file.
-    return replace(shape, name=path.stem, windowed_layers=windowed, window=window, uncut=True)
+    few, named = kind not in WIDE_TYPES, path.stem
+    return replace(shape, name=named, windowed_layers=windowed, window=window, uncut=True, narrows=few)

@@ -21,6 +21,7 @@ from stretto.planner.cost.token_load import TokenLoad
 from stretto.planner.model_shapes import shape_of_model
 from stretto.planner.rounds import ASSUMED_ACCEPTANCE, DrawnRounds, draw_rounds
 from stretto.planner.run_lengths import RecordedAnswers, recorded_answers
+from stretto.planner.unmade import uncounted, unmade
 from stretto.plugins import is_plugin
 from stretto.recipe.schema import Adapter, Recipe, RoleModel
 from stretto.scheduler.batch_rules import RoundRule
@@ -100,6 +101,8 @@ class StepWorkload:
     """Price of a GPU per hour."""
     seed: int = 0
     """Seed of the lengths that are drawn."""
+    unmade: tuple[str, ...] = ()
+    """What of it nothing can execute yet, wherever it lies."""
     assumed: tuple[str, ...] = ()
     """What the recipe does not say, in words."""
 
@@ -254,7 +257,8 @@ def workload_of(recipe: Recipe, root: Path) -> StepWorkload:
         nccl=recipe.placement.nccl,
         price=recipe.placement.price_per_gpu_hour,
         seed=recipe.seed,
-        assumed=assumed,
+        unmade=tuple(unmade(recipe, shapes)),
+        assumed=(*assumed, *uncounted(recipe, shapes["train"])),
     )
 
 

@@ -140,8 +140,12 @@ _ALIASES = {
 _CUT = ("llama", "mistral", "mixtral", "qwen", "smollm2", "deepseek-r1", "deepseek-v3")
 """How the names of models begin that were tried cut, if in small."""
 
+_WIDE = ("gpt-oss",)
+"""How the names of models begin most of whose weights cannot be stored in few bits."""
+
 FAMILIES: dict[str, ModelShape] = {
-    shape.name: replace(shape, uncut=not shape.name.startswith(_CUT)) for shape in _SHAPES
+    shape.name: replace(shape, uncut=not shape.name.startswith(_CUT), narrows=not shape.name.startswith(_WIDE))
+    for shape in _SHAPES
 }
 FAMILIES |= {alias: FAMILIES[name] for alias, name in _ALIASES.items()}
 """Name -> shape."""

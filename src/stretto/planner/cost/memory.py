@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from stretto.placement.devices import GB, Device
 from stretto.planner.cost.few_bits import held_bytes
-from stretto.planner.cost.mesh import Site
+from stretto.planner.cost.mesh import Mesh, Site
 from stretto.planner.cost.seconds import BYTES, Costs, Precision, width
 from stretto.planner.cost.shapes import ModelShape
 
@@ -95,9 +95,14 @@ def weights(shape: ModelShape, site: Site, precision: Precision = "bfloat16") ->
     head are never stored in few bits."""
     mesh = site.mesh
     shards = mesh.sharding if mesh.zero == 3 else 1
-    common = shape.common_params / (mesh.model * shards)
+    common = _common(shape, mesh) / shards
     routed = shape.routed_params / (mesh.pp * max(mesh.tp, mesh.ep, mesh.model // mesh.pp * shards))
-    return BYTES[precision] * (common + routed) + width(precision) * shape.plain_params / (mesh.model * shards)
+    return BYTES[precision] * (common + routed) + width(precision) * shape.plain_params / (mesh.uncut * shards)
+
+
+def _common(shape: ModelShape, mesh: Mesh) -> float:
+    """Parameters that a rank has of the layers, without routed experts and before anything is sharded."""
+    return (shape.common_params - shape.uncut_params) / mesh.model + shape.uncut_params / mesh.uncut
 
 
 def states(
@@ -120,7 +125,7 @@ def states(
         return RankMemory(
             weights=weights(shape, site, base) + 2 * small, gradients=4 * small, optimizer=(masters + moments) * small
         )
-    common = (shape.params - shape.routed_params) / mesh.model
+    common = _common(shape, mesh) + shape.plain_params / mesh.uncut
     routed = shape.routed_params / (mesh.pp * max(mesh.ep, mesh.tp if mesh.ep == 1 else 1))
     copies = mesh.expert_copies if mesh.ep > 1 else mesh.sharding
 
@@ -157,12 +162,29 @@ def activations(
 
     The first pipeline stage holds as many micro-batches as there are stages, so that depth cancels.
     """
-    own = tokens / (site.mesh.tp * site.mesh.cp)
-    layer = layer_bytes(shape, precision)
+    own = tokens / site.mesh.cp
+    layer = _own_layer(shape, site.mesh, precision)
     if kind == "keep":
         return own * (shape.layers + LIVE - 1) * layer
     inputs = shape.layers if kind == "recompute" else 2
-    return own * (width(precision) * shape.hidden * inputs + LIVE * layer)
+    return own * (_states(shape, site.mesh, precision) * inputs + LIVE * layer)
+
+
+def _own_layer(shape: ModelShape, mesh: Mesh, precision: Precision) -> float:
+    """Of `layer_bytes` what is on one rank. Where states between layers are in full, 10 h of the 18 are (Korthikanti et
+    al. 2022: what goes into norms, products and dropout), and so are rows that were sorted for experts which are cut
+    inside."""
+    whole = layer_bytes(shape, precision)
+    if mesh.cuts_all:
+        return whole / mesh.tp
+    sorted_rows = 6.0 * shape.top_k if shape.experts and mesh.ep == 1 else 0.0
+    full = width(precision) / 2 * (10.0 + sorted_rows) * shape.hidden
+    return full + (whole - full) / mesh.tp
+
+
+def _states(shape: ModelShape, mesh: Mesh, precision: Precision) -> float:
+    """Bytes on one rank of what one layer hands to the next, per token."""
+    return width(precision) * shape.hidden / (mesh.tp if mesh.cuts_all else 1)
 
 
 def head(
@@ -178,8 +200,9 @@ def head(
 
     Where the head is trained, its gradient is summed over chunks in fp32, and each chunk's comes beside it.
     """
-    whole = tokens / site.mesh.cp * shape.logits / site.mesh.tp * HEAD_BYTES
-    gradient = (4 + width(precision)) * shape.embedding_params / site.mesh.tp if trained and site.mesh.zero < 3 else 0.0
+    ranks = site.mesh.tp if site.mesh.cuts_all else 1
+    whole = tokens / site.mesh.cp * shape.logits / ranks * HEAD_BYTES
+    gradient = (4 + width(precision)) * shape.embedding_params / ranks if trained and site.mesh.zero < 3 else 0.0
     return (min(whole, HEAD_CHUNK) if chunked else whole) + gradient
 
 
@@ -197,9 +220,10 @@ def gathered(shape: ModelShape, site: Site, *, trained: bool) -> float:
     if mesh.zero < 3:
         return 0.0
     cast = UNIT_BYTES if mesh.sharding > 1 else UNIT_BYTES / 2  # alone, nothing is in flight
-    unit = shape.largest_unit / mesh.model
+    layer = (_common(shape, mesh) + shape.routed_params / mesh.model) / shape.layers
+    unit = max(layer, shape.embedding_params / mesh.uncut)
     if mesh.ep > 1 and shape.routed_params:
-        common = max(shape.common_params / shape.layers, shape.embedding_params) / mesh.model
+        common = max(_common(shape, mesh) / shape.layers, shape.embedding_params / mesh.uncut)
         routed = shape.routed_params / shape.moe_layers / (mesh.pp * mesh.ep)
         unit = common + (routed if mesh.expert_copies > 1 else 0.0)
     return (cast + (8.0 if trained else 0.0)) * unit
@@ -227,10 +251,10 @@ def training(
 
 def scoring(shape: ModelShape, site: Site, tokens: float, *, precision: Precision = "bfloat16") -> RankMemory:
     """A frozen model's forward (reference, reward, value): weights, one live layer, a chunk of logits."""
-    own = tokens / (site.mesh.tp * site.mesh.cp)
+    own, mesh = tokens / site.mesh.cp, site.mesh
     return RankMemory(
         weights=weights(shape, site, precision),
-        activations=own * (2 * width(precision) * shape.hidden + layer_bytes(shape, precision)),
+        activations=own * (2 * _states(shape, mesh, precision) + _own_layer(shape, mesh, precision)),
         head=head(shape, site, tokens),
         gathered=gathered(shape, site, trained=False) + widened(shape, site, precision),
         context=context_of(site.device),
@@ -244,14 +268,19 @@ def generating(shape: ModelShape, site: Site, tokens: float, *, precision: Preci
         weights=_engine_weights(shape, site, precision) / (site.mesh.sharding if site.mesh.gathers else 1),
         gathered=(gathered(shape, site, trained=False) if site.mesh.gathers else 0.0) + widened(shape, site, precision),
         cache=Costs().cache_bytes(shape, site, own, precision),
-        activations=8192.0 * layer_bytes(shape, precision) / site.mesh.tp,
+        activations=8192.0 * _own_layer(shape, site.mesh, precision),
         context=context_of(site.device),
     )
 
 
 def _engine_weights(shape: ModelShape, site: Site, precision: Precision) -> float:
-    embedding = 0.0 if shape.tied else width(precision) * shape.embedding_params / site.mesh.tp
-    return Costs().weight_bytes(shape, site, math.inf, precision) / site.mesh.pp + embedding
+    mesh, wide = site.mesh, width(precision)
+    embedding = 0.0 if shape.tied else wide * shape.embedding_params / mesh.tp
+    held = Costs().weight_bytes(shape, site, math.inf, precision) / mesh.pp + embedding
+    if mesh.cuts_all or mesh.tp == 1:
+        return held
+    plain = wide * (shape.embedding_params / mesh.pp + (0 if shape.tied else shape.embedding_params))
+    return held + (1 - 1 / mesh.tp) * (plain + BYTES[precision] * shape.uncut_params / mesh.pp)
 
 
 def ordered(shape: ModelShape, site: Site, precision: Precision = "bfloat16") -> float:

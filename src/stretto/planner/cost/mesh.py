@@ -33,11 +33,19 @@ class Mesh:
     """What data parallel ranks shard: 0 nothing, 1 optimizer, 2 gradients too, 3 weights too (FSDP)."""
     stages: int = 1
     """Slices of the model that one pipeline rank holds (interleaved schedule)."""
+    cuts_all: bool = True
+    """Tensor parallel ranks share embedding, head and states between layers too, as in Megatron-LM. Those of our own
+    cells have them in full (`models.tensor_parallel`)."""
 
     @cached_property
     def model(self) -> int:
         """Ranks that hold one copy of the layers' matrices."""
         return self.tp * self.pp
+
+    @cached_property
+    def uncut(self) -> int:
+        """Ranks that hold one copy of what `cuts_all` is about."""
+        return self.model if self.cuts_all else self.pp
 
     @cached_property
     def dp(self) -> int:
@@ -68,10 +76,10 @@ class Mesh:
 
     @classmethod
     def of_mesh(cls, mesh: Mapping[str, int], devices: int) -> Mesh:
-        """From a cell's mesh: `dp_shard` above 1 is FSDP."""
+        """From the mesh of a cell of ours: `dp_shard` above 1 is FSDP."""
         shard = mesh.get("dp_shard", 1)
         degrees = {key: mesh.get(key, 1) for key in ("tp", "pp", "ep", "cp")}
-        return cls(devices=devices, zero=3 if shard > 1 else 0, **degrees)
+        return cls(devices=devices, zero=3 if shard > 1 else 0, cuts_all=False, **degrees)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

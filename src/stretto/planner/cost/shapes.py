@@ -19,6 +19,9 @@ from stretto.models.plausible import implausible
 from stretto.planner.cost.windows import windows_of
 from stretto.recipe.schema import Shape
 
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+"""Linear layers of a feed-forward layer; one without a gate lacks the first."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
@@ -74,6 +77,8 @@ class ModelShape:
     """It has a head with a number for each word; a critic or a reward model says one number."""
     uncut: bool = False
     """True if devices may not be able to share its matrices or spread its experts (`models.tensor_parallel`)."""
+    narrows: bool = True
+    """Most of it can be stored in few bits (`models.quantised`)."""
 
     @cached_property
     def values(self) -> int:
@@ -138,6 +143,12 @@ class ModelShape:
         return self.layers * self.attention_params + dense + shared
 
     @cached_property
+    def uncut_params(self) -> int:
+        """Of the layers what is read before heads and experts are told apart: latents, routers."""
+        latents = self.hidden * (self.q_rank + self.kv_rank + self.rope_dim) if self.kv_rank else 0
+        return self.layers * latents + self.moe_layers * self.hidden * self.experts
+
+    @cached_property
     def routed_params(self) -> int:
         """All routed experts of all layers."""
         return self.moe_layers * self.experts * self.expert_params
@@ -173,13 +184,7 @@ class ModelShape:
         return self.moe_layers * self.experts * self.matrices
 
     @cached_property
-    def largest_unit(self) -> int:
-        """Parameters that are gathered at once when weights are sharded: a layer, or the embedding."""
-        layer = (self.common_params + self.routed_params) // self.layers
-        return max(layer, self.embedding_params)
-
-    @cached_property
-    def _attention_inputs(self) -> dict[str, int]:
+    def attention_inputs(self) -> dict[str, int]:
         """Name of a linear layer of attention -> its in + out size."""
         queries, keys, out = self.heads * self.queries, self.kv_heads * self.head_dim, self.heads * self.values
         ends = {"q_proj": self.hidden + queries, "o_proj": out + self.hidden}
@@ -196,9 +201,9 @@ class ModelShape:
         """Sum of in + out sizes over the linear layers that adapters sit on; times the rank, an adapter's size."""
         chosen = self.adapted
         if chosen == ("attention",):
-            chosen = tuple(self._attention_inputs)
-        attention = sum(size for name, size in self._attention_inputs.items() if chosen is None or name in chosen)
-        names = ("gate_proj", "up_proj", "down_proj")[-self.matrices :]
+            chosen = tuple(self.attention_inputs)
+        attention = sum(size for name, size in self.attention_inputs.items() if chosen is None or name in chosen)
+        names = PROJECTIONS[-self.matrices :]
         matrices = sum(chosen is None or name in chosen for name in names)
         dense = matrices * (self.hidden + self.ffn)
         expert = matrices * (self.hidden + self.expert_ffn) * self.shared_experts + self.experts * self._expert_inputs
@@ -266,6 +271,9 @@ def named_shape(name: str, *, field: str = "model.shape") -> ModelShape:
 CUT_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3")
 """Types of models that were tried cut."""
 
+WIDE_TYPES = ("gpt_oss", "gpt2")
+"""Types of models most of whose weights are in layers that cannot be stored in few bits."""
+
 UNBIASED = ("mistral", "mixtral", "qwen2")
 """Those whose `attention_bias` gives the last layer of attention none."""
 
@@ -313,7 +321,7 @@ def read_config(path: Path, *, field: str = "model.shape") -> ModelShape:
     windowed, window = windows_of(str(kind), shape.layers, told)
     biased = told.get("mlp_bias") or (told.get("attention_bias") and kind not in UNBIASED)
     uncut = kind not in CUT_TYPES or bool(biased)
-    return replace(shape, windowed_layers=windowed, window=window, uncut=uncut)
+    return replace(shape, windowed_layers=windowed, window=window, uncut=uncut, narrows=kind not in WIDE_TYPES)
 
 
 def _checked(values: Mapping[str, Any], field: str) -> ModelShape:

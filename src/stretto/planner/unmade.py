@@ -1,0 +1,36 @@
+"""What a recipe may be planned with and not be run with, wherever its models lie, and what a plan does not count.
+
+What depends on a layout is for `Candidate.waits_for` to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from stretto.planner.cost.shapes import PROJECTIONS, ModelShape
+from stretto.recipe.schema import Recipe, RoleModel
+
+
+def unmade(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> Iterator[str]:
+    """What nothing can execute yet; `shapes` has the model of each role."""
+    policy, vllm, few_bits = shapes["train"], recipe.engine.kind == "vllm", recipe.model.quantize != "none"
+    if recipe.model.dtype == "float16":
+        yield "float16"
+    if "reference" in shapes and isinstance(recipe.roles.reference, RoleModel) and recipe.roles.teacher is None:
+        yield "a reference of its own"
+    if getattr(recipe.engine, "url", None) is not None:
+        yield "an engine that runs already"
+    if vllm and few_bits:
+        yield "vLLM on a quantised base"
+    if vllm and policy.experts:
+        yield "vLLM with a mixture of experts"
+    if few_bits and not policy.narrows:
+        yield "a base in few bits of this family"
+
+
+def uncounted(recipe: Recipe, policy: ModelShape) -> Iterator[str]:
+    """Adapters of which only the model's files say how large they are."""
+    chosen = recipe.model.adapter.targets if recipe.model.adapter else ()
+    known = {*policy.attention_inputs, *PROJECTIONS}
+    if not isinstance(chosen, str) and (names := [name for name in chosen if name not in known]):
+        yield f"adapters on {', '.join(names)} are not counted, because the size of such a layer is not known here"
