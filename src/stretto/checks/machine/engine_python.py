@@ -23,7 +23,7 @@ FOLDER = ".venv-vllm"
 """What `make engine` calls the environment."""
 
 FIELD = "engine.python"
-FIX = "make engine builds one (.venv-vllm); or name a Python that has it"
+FIX = "make engine builds one for CPUs (.venv-vllm); or name a Python that has vLLM 0.32 in engine.python"
 
 ASKED = """
 import importlib.metadata as m, json
@@ -39,7 +39,9 @@ def engine_python(section: VllmEngineSection, root: Path) -> Path:
         named = Path(os.path.expanduser(section.python))
         # Not resolved: an environment is known by the path of its link to the interpreter.
         found = named if named.is_absolute() else Path(os.path.abspath(root / named))
-        if not os.access(found, os.X_OK):
+        if os.access(inside := found / "bin" / "python", os.X_OK):
+            return inside  # the folder of an environment
+        if not os.access(found, os.X_OK) or found.is_dir():
             raise RecipeError.of(FIELD, f"{found} is no program", FIX)
         return found
     for folder in (Path(sys.prefix).parent, root, Path.cwd()):
