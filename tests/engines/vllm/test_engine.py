@@ -1,5 +1,6 @@
 """The engine around vLLM's process: versions, proofs, deaths. The process is a fake that keeps what it is sent."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -133,11 +134,17 @@ def test_a_text_ends_an_answer_also_where_it_began_elsewhere_or_where_the_proces
 
 
 def test_a_conversation_that_the_cache_has_no_room_for_is_refused_and_never_cut_short():
-    engine = engine_of(host := FakeHost())
-    with pytest.raises(EngineError, match=r"engine.memory_share: .* of 3 .* up to 62 .* has 64 (?s:.*)fix"):
-        engine.submit([request(longest=62)])
-    engine.submit([request(longest=61)])
-    assert len(host.asked) == 1
+    def full(what, arguments, host):
+        if what == "step":
+            return {"done": [host._answer(7, "length")], "grown": []}
+
+    engine = engine_of(FakeHost(full))
+    long = replace(request(longest=2), tokens=np.arange(64))
+    with pytest.raises(EngineError, match=r"engine.memory_share: .* of 64 .* up to 2 .* has 64 (?s:.*)fix"):
+        engine.submit([long])
+    engine.submit([request(longest=99)])
+    with pytest.raises(EngineError, match=r"engine.memory_share: .* of 3 .* up to 99 .* has 64 (?s:.*)1.6 times as"):
+        engine.step(0.1)
 
 
 def not_loaded(what, arguments, host):

@@ -31,7 +31,7 @@ from stretto.engines.vllm.published import (
     write_adapter,
     write_base,
 )
-from stretto.engines.vllm.request_rows import Row, WatchedAnswers, refuse_long, row_of
+from stretto.engines.vllm.request_rows import Row, WatchedAnswers, no_room_for, row_of
 from stretto.engines.vllm.tensor_file import read_bucket, write_bucket
 from stretto.errors import EngineDiedError, EngineError, RecipeError
 from stretto.models.load import Policy
@@ -108,7 +108,7 @@ class VllmEngine:
         # Requests without an answer, those of them that the process knows, and what a publish has cut off.
         self.asked: dict[int, Request] = {}
         self.known: set[int] = set()
-        self.watched = WatchedAnswers(policy.tokenizer)
+        self.watched = WatchedAnswers(policy.tokenizer, settings.context)
         self.cut: dict[int, Completion] = {}
         self.deaths, self.lost = 0, 0.0
         self.slept = False
@@ -127,7 +127,9 @@ class VllmEngine:
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queues requests."""
-        refuse_long(requests, self.settings.context)
+        for request in requests:
+            if len(request.tokens) >= self.settings.context:
+                raise no_room_for(request, self.settings.context)
         self.asked |= {request.key: request for request in requests}
         if requests:
             self._surviving(self._submit)

@@ -6,7 +6,6 @@ for here, in the same way as for the native engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from stretto.engines.base import Request
@@ -33,24 +32,22 @@ def row_of(request: Request) -> dict[str, Any]:
     }
 
 
-def refuse_long(requests: Sequence[Request], context: int) -> None:
-    """EngineError for one with which vLLM would end before it has said as much as it may, because its cache is full."""
-    for request in requests:
-        needed = len(request.tokens) + request.max_new_tokens
-        if needed > context:
-            told = f"a conversation of {len(request.tokens)} tokens and an answer of up to {request.max_new_tokens}"
-            raise EngineError(
-                f"engine.memory_share: {told} have no room in vLLM's cache, which has {context} for one of them\n"
-                f"    fix: make it {needed / context + 0.05:.1f} times as large, lower engine.max_new_tokens, or use "
-                "engine.kind: native"
-            )
+def no_room_for(request: Request, context: int) -> EngineError:
+    """What to say of a conversation that is longer than vLLM's cache, where vLLM ends an answer and gives no reason."""
+    told = f"a conversation of {len(request.tokens)} tokens and an answer of up to {request.max_new_tokens}"
+    times = (len(request.tokens) + request.max_new_tokens) / context
+    return EngineError(
+        f"engine.memory_share: {told} have no room in vLLM's cache, which has {context} for one of them\n"
+        f"    fix: make it {times + 0.05:.1f} times as large, lower engine.max_new_tokens, or use engine.kind: native"
+    )
 
 
 class WatchedAnswers:
     """Answers that a text may end, as far as they are."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.texts = StopTexts(tokenizer)
+    def __init__(self, tokenizer: Any, context: int) -> None:
+        """`context` is how many tokens of one conversation the cache has room for."""
+        self.texts, self.context = StopTexts(tokenizer), context
         self.rows: dict[int, Row] = {}
 
     def grown(self, request: Request, told: Row) -> Row | None:
@@ -62,9 +59,12 @@ class WatchedAnswers:
         return self._cut(request, row, before)
 
     def ended(self, request: Request, row: Row) -> Row:
-        """An answer that has ended, for whatever reason, up to where a text has ended it before."""
+        """An answer that has ended, up to a text that has ended it before; EngineError if room was what it lacked."""
         before = len(self.rows.pop(request.key, {"tokens": ()})["tokens"])
-        return self._cut(request, row, before) or row
+        row = self._cut(request, row, before) or row
+        if row["stop"] == "length" and len(row["tokens"]) < request.max_new_tokens:
+            raise no_room_for(request, self.context)
+        return row
 
     def forget(self) -> None:
         """All answers begin anew."""
