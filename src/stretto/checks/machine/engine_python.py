@@ -42,9 +42,10 @@ PATIENCE = 20.0
 def engine_python(section: VllmEngineSection, root: Path) -> Path:
     """The interpreter that a recipe names, or the one that `make engine` has built; a RecipeError if there is none."""
     if section.python is not None:
-        named = Path(os.path.expanduser(section.python))
+        named = os.path.expanduser(section.python)
         # Not resolved: an environment is known by the path of its link to the interpreter.
-        found = named if named.is_absolute() else Path(os.path.abspath(root / named))
+        places = [Path(os.path.abspath(place / named)) for place in (root, Path.cwd())]
+        found = next((place for place in places if place.exists()), places[0])
         if os.access(inside := found / "bin" / "python", os.X_OK):
             return inside  # the folder of an environment
         if not os.access(found, os.X_OK) or found.is_dir():

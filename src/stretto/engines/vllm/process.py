@@ -115,7 +115,8 @@ class EngineProcess:
         if refused := answer.get("refused"):
             raise RecipeError.of(*refused)
         if failed := answer.get("failed"):
-            fix = "lower engine.memory_share, or " if "out of memory" in failed else ""
+            short = any(words in failed for words in ("out of memory", "allocate memory"))
+            fix = "lower engine.memory_share, or " if short else ""
             raise EngineError(f"{self.name}: {what} failed: {failed}\n    fix: {fix}see {self.log}")
         return answer
 
