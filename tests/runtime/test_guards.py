@@ -54,6 +54,9 @@ def test_engine_and_trainer_may_disagree_up_to_a_limit(k3, stops):
         return guards.after_step(Guards(), {"kl/engine_trainer": k3})
     with pytest.raises(GuardError, match="disagree"):
         guards.after_step(Guards(), {"kl/engine_trainer": k3})
+    for outside, told in ((0.004, "0.40% of the tokens .* few, and far off"), (0.3, "whole distribution is another")):
+        with pytest.raises(GuardError, match=told):
+            guards.after_step(Guards(), {"kl/engine_trainer": k3, "engine_trainer/outside": outside})
     guards.after_step(Guards(max_k3=None), {"kl/engine_trainer": k3})
 
 

@@ -283,7 +283,7 @@ def test_the_metrics_are_what_one_computes_by_hand():
     assert metrics["ess"] == pytest.approx(sum(weights) ** 2 / (3 * sum(w**2 for w in weights)), rel=1e-12)
     assert metrics["kl/engine_trainer"] == pytest.approx(sum(w - 1 - log(w) for w in weights) / 3, rel=1e-12)
     assert metrics["engine_trainer/largest"] == pytest.approx(log(4), rel=1e-12)
-    assert metrics["correction/share"] == pytest.approx(1 / 3)
+    assert metrics["correction/share"] == metrics["engine_trainer/outside"] == pytest.approx(1 / 3)
     assert metrics["clip/share"] == 0
     assert (metrics["tokens/trained"], metrics["tokens/shared"]) == (3, 0)
 

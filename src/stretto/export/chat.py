@@ -49,7 +49,7 @@ class ChatSession:
             temperature=section.temperature if temperature is None else temperature,
             max_new_tokens=section.max_new_tokens if max_new_tokens is None else max_new_tokens,
             context=policy.context,
-            stop_texts=tuple(native.stop),
+            stop_texts=tuple(getattr(section, "stop", ())),
             top_p=native.top_p,
             top_k=native.top_k,
         )

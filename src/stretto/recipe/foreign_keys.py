@@ -210,9 +210,13 @@ ENGINE = (
     Counterpart(ours=None, told="engine and trainer must agree on the distribution; of what shapes it there are "
                 "engine.temperature, engine.top_p and engine.top_k",
                 trl="min_p repetition_penalty generation_kwargs presence_penalty"),
-    Counterpart(ours="engine.memory_share", trl="vllm_gpu_memory_utilization gpu_memory_utilization",
+    Counterpart(ours="engine.memory_share", told="for the cache alone, without the weights",
+                trl="vllm_gpu_memory_utilization gpu_memory_utilization",
                 verl=f"{ROLLOUT}.gpu_memory_utilization", openrlhf="vllm.gpu_memory_utilization",
                 prime_rl="inference.gpu_memory_utilization"),
+    Counterpart(ours="engine.arguments", told="with kind: vllm, a mapping of its own arguments: {max_num_seqs: 512}",
+                verl=f"{ROLLOUT}.max_num_seqs {ROLLOUT}.max_num_batched_tokens {ROLLOUT}.enforce_eager "
+                f"{ROLLOUT}.engine_kwargs", openrlhf="enforce_eager"),
     Counterpart(ours="engine.url", told="not available yet; a run starts its own vLLM (engine.kind: vllm)",
                 trl="vllm_server_base_url vllm_server_host"),
     Counterpart(ours="placement.cells", told="a plan by hand: cells of several devices that generate, mesh: {tp: N}",

@@ -10,6 +10,9 @@ from stretto.errors import GuardError, RewardError, TrainingError
 from stretto.recipe.schema import Guards
 from stretto.rewards.score import TOO_SMALL, Scored
 
+FEW = 0.02
+"""A share of tokens below which it is single ones that differ, and not the distribution."""
+
 
 def reward_errors(section: Guards, scored: Scored, *, launched: int) -> None:
     """Stops when too large a share of a step has no verdict, and shows the first reason."""
@@ -62,11 +65,28 @@ def after_step(section: Guards, metrics: Mapping[str, float]) -> None:
     if section.max_k3 is not None and not k3 <= section.max_k3:
         raise GuardError(
             f"engine and trainer disagree: mean k3 is {k3:.3g}, above guards.max_k3 ({section.max_k3:g}); "
-            "the sampler does not compute what is trained, or dtype and temperature make it too noisy"
+            f"{_likely_cause(metrics.get('engine_trainer/outside'))}"
         )
     entropy = metrics.get("entropy")
     if section.min_entropy is not None and entropy is not None and not entropy >= section.min_entropy:
         raise GuardError(f"entropy is {entropy:.3g}, below guards.min_entropy ({section.min_entropy:g})")
+
+
+def _likely_cause(outside: float | None) -> str:
+    """What makes the engine's probabilities others than the trainer's, by how many of them are at least twice or half
+    as large."""
+    if outside is None or not 0 <= outside <= 1:
+        return "the sampler does not compute what is trained, or dtype and temperature make it too noisy"
+    told = f"{outside:.2%} of the tokens are more than twice or less than half as likely to one of them"
+    if outside < FEW:
+        return (
+            f"{told}: few, and far off, as rounding makes rare tokens, and routers that choose other experts; try "
+            "model.dtype: float32, engine.router_replay for a mixture, or a lower engine.temperature"
+        )
+    return (
+        f"{told}: the whole distribution is another, as with other weights, another temperature, or a cache or base in "
+        "few bits; `stretto replay` on this step says what the trainer computes"
+    )
 
 
 def free_disk(section: Guards, folder: Path) -> None:

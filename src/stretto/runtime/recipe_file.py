@@ -17,7 +17,7 @@ from stretto.runtime.moved import root_in, root_lines
 
 MAY_BE_PATHS = (
     "model.name", "roles.reference.name", "roles.critic.name", "roles.teacher.name", "roles.reward_model.name",
-    "task.source.path", "task.chat_template", "batch.lengths.from_run",
+    "task.source.path", "task.chat_template", "batch.lengths.from_run", "engine.python",
 )  # fmt: skip
 """Keys whose files are looked for beside the recipe, and then in the working directory."""
 

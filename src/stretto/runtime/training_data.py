@@ -96,7 +96,7 @@ async def numbers_of(parts: Runtime, conversations: Sequence[Conversation]) -> l
     return await scatter_gather(conversations, cells, parts.worker_group.score)
 
 
-SAMPLED = ("kl/engine_trainer", "engine_trainer/largest", "ess", "correction/share")
+SAMPLED = ("kl/engine_trainer", "engine_trainer/largest", "engine_trainer/outside", "ess", "correction/share")
 """Metrics that compare with who sampled."""
 
 

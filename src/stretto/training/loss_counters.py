@@ -20,6 +20,9 @@ from stretto.algorithms.correction import FARTHEST, sampling_logprobs
 from stretto.algorithms.kl import k3
 from stretto.training.packing import MicroBatch
 
+TWICE = 0.6931472
+"""log 2, rounded up: what is exactly twice or half as likely is not outside."""
+
 FEW_ROWS, ALIKE = 6, 0.03
 """Fewer of a kind, or sizes that spread by less than this share, do not tell what one costs whatever its size."""
 
@@ -55,6 +58,7 @@ class LossCounters:
         sums["weight"] += float(weight.sum())
         sums["weight squared"] += float(weight.square().sum())
         sums["largest"] = max(sums["largest"], float(log_weight.abs().max()))
+        sums["outside"] += float((log_weight.abs() > TWICE).sum())
         sums["entropy"] += float(entropy.sum())
         if rows.reference is not None:
             sums["kl/reference"] += float(k3(logprobs.double(), rows.reference.double()).sum())
@@ -97,6 +101,7 @@ class LossCounters:
             **({"entropy": sums["entropy"] / tokens} if sums["tokens"] else {}),  # that of no token is not 0
             "kl/engine_trainer": sums["k3"] / tokens,
             "engine_trainer/largest": sums["largest"],
+            "engine_trainer/outside": sums["outside"] / tokens,
             "ess": sums["weight"] ** 2 / (tokens * squared) if squared else 1.0,
             "tokens/trained": sums["tokens"],
             "tokens/shared": sums["shared"],

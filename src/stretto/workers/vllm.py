@@ -32,6 +32,10 @@ SLACK = 2 * GB
 """What vLLM takes of a GPU besides weights and cache, about: its context, activations and recorded graphs."""
 
 
+BLOCK = 256
+"""Most tokens of a block of vLLM's cache; others have a half of that, or a half of a half. One block it keeps empty."""
+
+
 def vllm_engine(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) -> VllmEngine:
     """vLLM on a worker's device, loaded."""
     settings = settings_of(policy, section, spec)
@@ -55,33 +59,30 @@ def vllm_engine(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) ->
 def settings_of(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) -> VllmSettings:
     """What vLLM is started with; a RecipeError if its cache is too small, or larger than what is free beside its own
     weights."""
-    device, answer = spec.torch_device, section.max_new_tokens
-    share = CACHE_SHARE if section.memory_share == "auto" else float(section.memory_share)
+    device, answer, auto = spec.torch_device, section.max_new_tokens, section.memory_share == "auto"
+    share = CACHE_SHARE if section.memory_share == "auto" else section.memory_share
     every, each, free, weights = memory_of(device), token_bytes(policy), free_memory(device), weight_bytes(policy)
     room = max(0, free - weights - (SLACK if device.type == "cuda" else 0))
     left = f"{free / GB:.1f} GB are free, of which vLLM's own weights take {weights / GB:.1f} GB"
-    least = 2 * answer * each
-    size = int(every * share)
-    if section.memory_share == "auto":
-        size = min(size, room // 2)
-        if room // 2 < least:
-            reason = f"{left}; what remains is too little for a cache of {2 * answer} tokens"
-            raise RecipeError.of(
-                "engine.memory_share", reason, "stop what else uses the device, or engine.kind: native"
-            )
+    least = (-(-2 * answer // BLOCK) + 1) * BLOCK * each
+    size = min(int(every * share), room // 2) if auto else int(every * share)
+    if (room // 2 if auto else room) < least:
+        reason = f"{left}; what remains is too little for a cache of {2 * answer} tokens"
+        raise RecipeError.of("engine.memory_share", reason, "stop what else uses the device, or engine.kind: native")
     if size < least:
         reason = f"{share:g} of the memory holds {size // each} tokens, too few for a prompt and an answer of {answer}"
-        raise RecipeError.of("engine.memory_share", reason, f"use at least {least / every:.2g}")
+        raise RecipeError.of("engine.memory_share", reason, f"use at least {1.05 * least / every:.2g}")
     if size > room:
         reason = f"{share:g} of the memory is {size / GB:.1f} GB, and {left}"
         raise RecipeError.of("engine.memory_share", reason, f"use at most {int(100 * room / every) / 100:g}, or auto")
     return VllmSettings(
         versions=VLLM,
         dtype=str(policy.dtype).removeprefix("torch."),
-        context=min(policy.context, size // each),
+        context=min(policy.context, (size // each // BLOCK - 1) * BLOCK),
         cache_bytes=size,
         rank=None if policy.adapted is None else policy.adapted.peft_config["default"].r,
         device=device.type,
+        arguments=section.arguments,
     )
 
 

@@ -1,5 +1,6 @@
 """The engine around vLLM's process: versions, proofs, deaths. The process is a fake that keeps what it is sent."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,8 +8,11 @@ import pytest
 import torch
 
 from fake_vllm import FakeHost
+from stretto.checks.rules.vllm import ARGUMENTS
 from stretto.engines.base import Request
+from stretto.engines.native.cache import token_bytes
 from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
+from stretto.engines.vllm.engine_args import engine_args, refusal
 from stretto.engines.vllm.published import equal
 from stretto.errors import EngineDiedError, EngineError, RecipeError, WeightsError
 from stretto.recipe.schema import Adapter, VllmEngineSection
@@ -30,9 +34,15 @@ def engine_of(*hosts, adapter=ADAPTER):
     return VllmEngine(policy, lambda: waiting.pop(0), name="vLLM", settings=SETTINGS, deadlines=PATIENCE)
 
 
-def request(key=7, *, longest=2, begun=0):
+def request(key=7, *, longest=2, begun=0, texts=()):
     return Request(
-        key=key, tokens=np.arange(3), max_new_tokens=longest, stop=frozenset({0}), temperature=1.0, begun=begun
+        key=key,
+        tokens=np.full(3, 9),
+        max_new_tokens=longest,
+        stop=frozenset({0}),
+        temperature=1.0,
+        begun=begun,
+        stop_texts=texts,
     )
 
 
@@ -104,6 +114,37 @@ def test_a_seed_follows_from_the_key_and_from_what_was_sampled_elsewhere():
     engine.abort([6])
     engine.submit([request(6)])
     assert one == 2**63 - 1 and two == 5 and moved != host.asked[6]["seed"] == 6 and 0 <= moved < 2**63
+
+
+def test_a_text_ends_an_answer_also_where_it_began_elsewhere_or_where_the_process_dies_on_the_way():
+    engine = engine_of(host := FakeHost(), FakeHost())
+    text = engine.policy.tokenizer.decode([9]) * 3
+    wanted = [request(1, longest=3, texts=("no", text)), request(2, longest=9, texts=(text,)), request(3, longest=9)]
+    engine.submit([*wanted, request(4, longest=9, begun=2, texts=(text,))])
+    (moved,) = engine.step(9.0)
+    host.spoil = dies("step")
+    whole, cut = engine.step(9.0)
+    rest = engine.step(0.0)
+    assert [(done.key, len(done.tokens), done.stop) for done in (moved, whole, cut)] == [
+        (4, 1, "stop"),
+        (1, 3, "stop"),
+        (2, 3, "stop"),
+    ]
+    assert whole.logprobs.tolist() == [-1.0] * 3 and rest == [] and set(engine.asked) == {3} == engine.known
+
+
+def test_a_conversation_that_the_cache_has_no_room_for_is_refused_and_never_cut_short():
+    def full(what, arguments, host):
+        if what == "step":
+            return {"done": [host._answer(7, "length")], "grown": []}
+
+    engine = engine_of(FakeHost(full))
+    long = replace(request(longest=2), tokens=np.arange(64))
+    with pytest.raises(EngineError, match=r"engine.memory_share: .* of 64 .* up to 2 .* has 64 (?s:.*)fix"):
+        engine.submit([long])
+    engine.submit([request(longest=99)])
+    with pytest.raises(EngineError, match=r"engine.memory_share: .* of 3 .* up to 99 .* has 64 (?s:.*)1.6 times as"):
+        engine.step(0.1)
 
 
 def not_loaded(what, arguments, host):
@@ -261,6 +302,23 @@ def test_a_slot_may_be_larger_than_its_adapter_and_is_empty_there():
     assert equal(torch.tensor([1e-40]), torch.tensor([0.0])) and not equal(torch.tensor([1e-30]), torch.tensor([0.0]))
 
 
+def test_what_vllm_says_is_told_at_the_key_that_it_is_about():
+    said = {"arguments": {"max_num_seqs": 0}, "share": 0.5, "rank": 24, "device": "cuda", "devices": 1}
+    given = engine_args(dtype="bfloat16", context=64, cache_bytes=1, **said)
+    assert (given["max_lora_rank"], given["max_num_seqs"], given["gpu_memory_utilization"]) == (32, 0, 0.5)
+    ours = engine_args(dtype="bfloat16", context=64, cache_bytes=1, **{**said, "arguments": {}})
+    assert not ARGUMENTS.keys() & ours.keys()
+    for error, short, field in (
+        (ValueError("max_num_seqs\n must be positive"), False, "engine.arguments.max_num_seqs"),
+        (RuntimeError("CUDA out of memory"), True, "engine.memory_share"),
+        (ValueError("1 validation error for CacheConfig"), False, "engine.arguments"),
+        (ValueError("0.1 GiB KV cache is needed"), False, "engine.memory_share"),
+        (NotImplementedError(), False, "engine.kind"),
+    ):
+        told = refusal(error, {"max_num_seqs": 0}, short=short)
+        assert told.args[0] == field and not told.args[1].endswith(": ")
+
+
 GB = 2**30
 
 
@@ -287,3 +345,20 @@ def test_what_vllm_needs_for_its_weights_is_no_room_for_a_cache(free, share, tol
         return
     size = workers.settings_of(policy, section, spec).cache_bytes
     assert size == 4 * GB if share == "auto" else size == int(0.2 * 24 * GB)
+
+
+def test_the_context_is_what_whole_blocks_of_the_cache_hold_but_for_the_one_that_vllm_keeps(monkeypatch):
+    policy = scratch_policy(dtype="bfloat16", context=4096)
+    each = token_bytes(policy)
+    for name, size in {"memory_of": 1_000_000 * each, "free_memory": 900_000 * each, "weight_bytes": 0}.items():
+        monkeypatch.setattr(workers, name, lambda _, size=size: size)
+    spec = SimpleNamespace(torch_device=torch.device("cpu"))
+
+    def found(tokens):
+        section = VllmEngineSection(max_new_tokens=300, memory_share=tokens / 1_000_000)
+        return workers.settings_of(policy, section, spec)
+
+    assert found(3000).context == (3000 // 256 - 1) * 256 == 2560 and found(9000).context == 4096
+    with pytest.raises(RecipeError, match=r"holds 900 tokens, too few .*of 300(?s:.*)at least 0\.0011"):
+        found(900)
+    assert found(1100).context == 768

@@ -50,7 +50,7 @@ def test_it_answers_and_sees_nothing_of_launchers(process):
 def test_one_that_hangs_is_ended_at_its_deadline_and_shows_its_last_lines(process):
     process.call("environment", 30)
     begun = time.monotonic()
-    with pytest.raises(DeadlineError, match=r"(?s)hang has not answered .*\| waiting for peers.*fix:") as late:
+    with pytest.raises(DeadlineError, match=r"(?s)hang has not answered .*\| waiting for peers.*fix:.*publish") as late:
         process.call("hang", 0.3)
     assert time.monotonic() - begun < 20 and late.value.exit_code == 3
     assert process.process.poll() is not None
@@ -66,8 +66,10 @@ def test_one_that_dies_says_how_and_shows_its_last_lines(process):
 def test_what_it_refuses_or_fails_at_is_told_in_its_words(process):
     with pytest.raises(RecipeError, match=r"engine.kind: too new\n    fix: an older one"):
         process.call("refused", 30, text=["engine.kind", "too new", "an older one"])
-    with pytest.raises(EngineError, match="failed failed: KeyError: x"):
+    with pytest.raises(EngineError, match="failed failed: KeyError: x\n    fix: see"):
         process.call("failed", 30, text="KeyError: x")
+    with pytest.raises(EngineError, match=r"fix: lower engine\.memory_share"):
+        process.call("failed", 30, text="OutOfMemoryError: CUDA out of memory.")
 
 
 def test_a_program_that_is_none_is_a_wrong_recipe(tmp_path):

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from running import lines
+from stretto.checks.rules.vllm import ARGUMENTS, ELSEWHERE
 from stretto.engines.base import Request
 from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
 from stretto.engines.vllm.process import PROGRAM, EngineProcess
@@ -156,7 +157,7 @@ def engine(request, tmp_path_factory):
         name="vLLM",
         settings=VllmSettings(
             versions=("0.32",), dtype="float32", context=256, cache_bytes=1 << 28,
-            rank=None if request.param is None else 4, device="cpu",
+            rank=None if request.param is None else 4, device="cpu", arguments={"max_num_seqs": 16},
         ),
         deadlines=VllmDeadlines(start=300, generate=60, publish=60, first=300),
     )  # fmt: skip
@@ -227,6 +228,22 @@ def test_an_answer_that_is_cut_off_comes_with_what_it_has(engine):
     (part,) = engine.abort([1])
     assert part.stop == "abort" and 0 < len(part.tokens) < 200 and len(part.logprobs) == len(part.tokens)
     assert engine.step(0.1) == []
+
+
+def test_a_text_ends_an_answer_with_its_last_token_and_changes_nothing_before(engine):
+    whole = answered(engine, asked(1, stop=frozenset()))[1]
+    text = engine.policy.tokenizer.decode(whole.tokens[3:6], skip_special_tokens=False)
+    both = answered(engine, asked(1, stop=frozenset(), stop_texts=("never", text)), asked(2, stop_texts=("never",)))
+    said = engine.policy.tokenizer.decode(both[1].tokens, skip_special_tokens=False)
+    assert both[1].stop == "stop" and text in said and len(both[1].tokens) <= 6
+    assert both[1].tokens.tolist() == whole.tokens[: len(both[1].tokens)].tolist() and len(both[2].tokens) <= 12
+    assert not engine.asked and not engine.watched.rows
+
+
+def test_arguments_that_a_recipe_may_say_are_those_of_vllm():
+    (source,) = PYTHON.parents[1].glob("lib/python*/site-packages/vllm/engine/arg_utils.py")
+    known = {line.split(":")[0].strip() for line in source.read_text("utf-8").splitlines() if line.startswith("    ")}
+    assert ARGUMENTS.keys() <= known and ELSEWHERE.keys() <= known
 
 
 def tell(*questions):

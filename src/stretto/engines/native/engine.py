@@ -22,7 +22,6 @@ from torch import Tensor
 
 from stretto.engines.base import Completion, Request
 from stretto.engines.native.admission import CACHE_SHARE, SameContext, not_yet, rooms
-from stretto.engines.native.answer_notes import KeptSets, StopTexts
 from stretto.engines.native.batch import DecodeBatch
 from stretto.engines.native.cache import SharedPrefixes, cache_tokens
 from stretto.engines.native.decode_backend import Steps
@@ -30,7 +29,8 @@ from stretto.engines.native.decode_times import DecodeTimes
 from stretto.engines.native.expert_notes import ExpertNotes
 from stretto.engines.native.prefill import FreePlaces, OpenPrefix, prefill
 from stretto.engines.native.speculative import GrowingAnswer, NgramDrafts
-from stretto.engines.native.truncation import Truncation
+from stretto.engines.native.truncation import KeptSets, Truncation
+from stretto.engines.stop_texts import StopTexts
 from stretto.errors import EngineError, RecipeError
 from stretto.kernels.cuda.decode_graphs import steps_for
 from stretto.models.expert_choices import noting

@@ -9,14 +9,18 @@ B sequences, V vocabulary, K most tokens kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from stretto.engines.base import Request
 from stretto.engines.native.sampling import gumbel
 from stretto.models.logprob_head import CACHED_NUMBERS, accum_dtype, chunks
+from stretto.types import KeptTokens
 
 MOST_KEPT = 1024
 """Tokens kept at most where only top-p is asked for: a flat distribution would keep most of a large vocabulary."""
@@ -69,3 +73,23 @@ class Truncation:
         place = (values.double() + noise).argmax(-1).masked_fill(greedy, 0)[:, None]
         logprobs = values.gather(1, place)[:, 0] - values.logsumexp(-1)
         return ids.gather(1, place)[:, 0], logprobs.double(), ids
+
+
+class KeptSets:
+    """The ids that each token of the answers in progress was drawn from."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[NDArray[np.int32]]] = {}
+
+    def note(self, requests: Sequence[Request], ids: Tensor, said: Sequence[int]) -> None:
+        """Notes (n, w, K) ids of the first `said` tokens of each row."""
+        table = ids.cpu().numpy()
+        for row, (request, count) in enumerate(zip(requests, said, strict=True)):
+            new = [each[each != NOBODY].astype(np.int32) for each in table[row, :count]]
+            self.rows.setdefault(request.key, []).extend(new)
+
+    def take(self, key: int) -> KeptTokens:
+        """Those of an answer that has ended."""
+        rows = self.rows.pop(key, [])
+        counts = np.array([len(row) for row in rows], dtype=np.int32)
+        return KeptTokens(counts=counts, ids=np.concatenate([np.zeros(0, np.int32), *rows]))

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ from stretto.engines.vllm.published import (
     write_adapter,
     write_base,
 )
+from stretto.engines.vllm.request_rows import Row, WatchedAnswers, no_room_for, row_of
 from stretto.engines.vllm.tensor_file import read_bucket, write_bucket
 from stretto.errors import EngineDiedError, EngineError, RecipeError
 from stretto.models.load import Policy
@@ -44,9 +45,6 @@ MOST_DEATHS = 3
 
 BUCKET = 512 * 2**20
 """Bytes that travel at once: the memory that a publish takes besides."""
-
-SEED_BITS = 2**63 - 1
-"""Seeds are numbers of 63 bits."""
 
 T = TypeVar("T")
 
@@ -69,6 +67,8 @@ class VllmSettings:
     """cpu or cuda."""
     devices: int = 1
     """Devices that the model is cut over."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What else the recipe says to it (engine.arguments)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +108,7 @@ class VllmEngine:
         # Requests without an answer, those of them that the process knows, and what a publish has cut off.
         self.asked: dict[int, Request] = {}
         self.known: set[int] = set()
+        self.watched = WatchedAnswers(policy.tokenizer, settings.context)
         self.cut: dict[int, Completion] = {}
         self.deaths, self.lost = 0, 0.0
         self.slept = False
@@ -126,6 +127,9 @@ class VllmEngine:
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queues requests."""
+        for request in requests:
+            if len(request.tokens) >= self.settings.context:
+                raise no_room_for(request, self.settings.context)
         self.asked |= {request.key: request for request in requests}
         if requests:
             self._surviving(self._submit)
@@ -139,8 +143,13 @@ class VllmEngine:
             return []
         if self.unproved:
             self._surviving(lambda: self._compare(whole=True))
-        told = self._surviving(lambda: self._call("step", self.patience.generate, seconds=budget_seconds))
-        return [self._completion(row) for row in told["done"]]
+        end = time.monotonic() + budget_seconds
+        while True:
+            left = max(0.0, end - time.monotonic())
+            told = self._surviving(partial(self._call, "step", self.patience.generate, seconds=left))
+            done = [self._completion(row) for row in told["done"]] + self._ended_by_texts(told["grown"])
+            if done or not told["grown"] or time.monotonic() >= end:
+                return done
 
     def abort(self, keys: Sequence[int]) -> list[Completion]:
         """Takes requests out and returns what they have so far."""
@@ -151,19 +160,28 @@ class VllmEngine:
         told = self._surviving(lambda: self._call("abort", self.patience.generate, keys=there))
         return cut + [self._completion(row) for row in told["done"]]
 
+    def _ended_by_texts(self, grown: Sequence[Row]) -> list[Completion]:
+        """Those of the answers that have grown which a text ends now; the process is told to leave them."""
+        rows = [self.watched.grown(self.asked[told["key"]], told) for told in grown]
+        ended = [self._completion(row) for row in rows if row is not None]
+        if ended:
+            left = [each.key for each in ended]
+            self._surviving(lambda: self._call("abort", self.patience.generate, keys=left))
+        return ended
+
     def _submit(self) -> None:
         """Tells the process what it does not know yet."""
         new = [request for key, request in self.asked.items() if key not in self.known]
         if new:
-            self._call("submit", self.patience.generate, requests=[_row(request) for request in new])
+            self._call("submit", self.patience.generate, requests=[row_of(request) for request in new])
             self.known |= {request.key for request in new}
 
-    def _completion(self, row: dict[str, Any]) -> Completion:
+    def _completion(self, row: Row) -> Completion:
         """An answer, of which the process says with which weights it was sampled."""
         if row["version"] != self.called:
             told = f"{self.name} answered with weights {row['version']}, and {self.called} are what was published"
             raise refusal(self.version, told)
-        self.asked.pop(row["key"])
+        row = self.watched.ended(self.asked.pop(row["key"]), row)
         self.known.discard(row["key"])
         if row["stop"] != "abort":
             self.deaths = 0
@@ -309,6 +327,7 @@ class VllmEngine:
         if self.process is not None:
             self.process.close()
         self.known.clear()
+        self.watched.forget()
         self.slept, self.unproved, self.publishes = False, True, 0
         self.names.clear()
         model = self.room / "model"
@@ -329,15 +348,3 @@ class VllmEngine:
         except (OSError, SafetensorError) as error:
             why = f"{self.name}: its weights cannot be written to {self.room}: {error}"
             raise EngineError(f"{why}\n    fix: {no_room(self.size)}") from error
-
-
-def _row(request: Request) -> dict[str, Any]:
-    """A request on its way; its seed follows from its key, and from how much was sampled elsewhere before."""
-    return {
-        "key": request.key,
-        "tokens": request.tokens.tolist(),
-        "max_new_tokens": request.max_new_tokens,
-        "stop": sorted(request.stop),
-        "temperature": request.temperature,
-        "seed": (request.key ^ (request.begun * 0x9E3779B97F4A7C15)) & SEED_BITS,
-    }

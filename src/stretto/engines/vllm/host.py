@@ -21,18 +21,12 @@ from typing import Any
 
 import tensor_file  # type: ignore[import-not-found]  # beside this file
 import torch
-
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks of an adapter that vLLM has room for."""
+from engine_args import NATIVE, Refused, engine_args, refusal  # type: ignore[import-not-found]  # beside this file
 
 QUESTIONS = (
     "start", "submit", "step", "abort", "version", "adapter", "begin", "load", "finish", "read", "sleep", "wake",
 )  # fmt: skip
 """What may be asked."""
-
-
-class Refused(Exception):
-    """What was asked cannot be: (recipe key, reason, fix)."""
 
 
 @dataclass(kw_only=True)
@@ -49,6 +43,8 @@ class RunningRequest:
     """Log-probability of each."""
     stop: str = "abort"
     """Why it ended."""
+    watched: bool = False
+    """Whether its tokens are told as they come, because a text may end it."""
 
 
 class EngineHost:
@@ -70,12 +66,11 @@ class EngineHost:
             reason = f"{sys.executable} has vLLM {vllm.__version__}, and {' or '.join(versions)} is supported"
             raise Refused("engine.python", reason, "name a Python that has it; make engine builds one")
         try:
-            arguments = EngineArgs(model=model, **arguments_of(**settings))
+            arguments = EngineArgs(model=model, **engine_args(**settings))
             self.engine = LLMEngine.from_engine_args(arguments)
-        except (ValueError, NotImplementedError) as error:  # vLLM's own words for what it cannot do
+        except (ValueError, TypeError, NotImplementedError, torch.OutOfMemoryError) as error:
             traceback.print_exc()
-            why = " ".join(str(error).split())[:400]
-            raise Refused("engine.kind", f"vLLM cannot serve this: {why}", "see its log, or use native") from error
+            raise refusal(error, settings["arguments"], short=isinstance(error, torch.OutOfMemoryError)) from error
         cache = self.engine.vllm_config.cache_config
         return {"cache_tokens": cache.num_gpu_blocks * cache.block_size, "vllm": vllm.__version__}
 
@@ -100,28 +95,32 @@ class EngineHost:
             )
             prompt = TokensPrompt(prompt_token_ids=asked["tokens"], cache_salt=self.name)
             self.engine.add_request(name, prompt, params, lora_request=self.lora)
-            self.answers[name] = RunningRequest(key=asked["key"], version=self.name)
+            self.answers[name] = RunningRequest(key=asked["key"], version=self.name, watched=asked["watched"])
         return {}
 
     def step(self, *, seconds: float) -> dict[str, Any]:
-        """Decodes until something ends or the time is over."""
-        end, done = time.monotonic() + seconds, list[dict[str, Any]]()
-        while self.answers and not done:
+        """Decodes until something ends, an answer that is watched grows, or the time is over."""
+        end = time.monotonic() + seconds
+        done, grown = list[dict[str, Any]](), list[dict[str, Any]]()
+        while self.answers and not done and not grown:
             for output in self.engine.step():
                 answer = self.answers.get(output.request_id)
                 if answer is None:
                     continue
                 (said,) = output.outputs
-                answer.tokens += said.token_ids
-                answer.logprobs += [
-                    chances[token].logprob for token, chances in zip(said.token_ids, said.logprobs or (), strict=True)
-                ]
+                more = list(said.token_ids)
+                logprobs = [chances[token].logprob for token, chances in zip(more, said.logprobs or (), strict=True)]
+                answer.tokens += more
+                answer.logprobs += logprobs
                 if output.finished:
                     answer.stop = "stop" if said.finish_reason == "stop" else "length"
                     done.append(vars(self.answers.pop(output.request_id)))
+                elif answer.watched and more:
+                    told = {"key": answer.key, "version": answer.version}
+                    grown.append({**told, "tokens": more, "logprobs": logprobs})
             if time.monotonic() >= end:
                 break
-        return {"done": done}
+        return {"done": done, "grown": grown}
 
     def abort(self, *, keys: Sequence[int]) -> dict[str, Any]:
         """Takes requests out, with what they have so far."""
@@ -141,7 +140,12 @@ class EngineHost:
         if before is not None:
             self.engine.remove_lora(before.lora_int_id)
         found = LoRARequest(lora_name=name, lora_int_id=number, lora_path=folder)
-        if not self.engine.add_lora(found):
+        try:
+            loaded = self.engine.add_lora(found)
+        except ValueError as error:  # such as a layer for which vLLM has no adapter
+            why = " ".join(str(error).split())[:400]
+            raise Refused("model.adapter.targets", f"vLLM cannot load this adapter: {why}", NATIVE) from error
+        if not loaded:
             raise RuntimeError(f"vLLM did not load the adapter {name}")
         self.lora, self.name = found, name
         self._told("pin_adapter", number)
@@ -185,34 +189,6 @@ class EngineHost:
 
     def _told(self, method: str, *arguments: Any) -> Any:
         return self.engine.collective_rpc(f"stretto_{method}", args=arguments)[0]
-
-
-def arguments_of(
-    *, dtype: str, context: int, cache_bytes: int, rank: int | None, device: str, devices: int, share: float | None
-) -> dict[str, Any]:
-    """What vLLM is started with."""
-    told: dict[str, Any] = {
-        "skip_tokenizer_init": True,
-        "generation_config": "vllm",
-        "trust_remote_code": False,
-        "dtype": dtype,
-        "seed": 0,
-        "max_model_len": context,
-        "logprobs_mode": "processed_logprobs",
-        "enable_prefix_caching": True,
-        "tensor_parallel_size": devices,
-        "worker_extension_cls": "host.TensorRpc",
-        "kv_cache_memory_bytes": cache_bytes,
-    }
-    if rank is not None:
-        room = next((size for size in RANKS if size >= rank), None)
-        if room is None:
-            reason = f"vLLM has no room for adapters of rank {rank}; {RANKS[-1]} is the highest"
-            raise Refused("model.adapter.rank", reason, f"use {RANKS[-1]} or less, or engine.kind: native")
-        told |= {"enable_lora": True, "max_lora_rank": room, "max_loras": 1, "max_cpu_loras": 1}
-    # vLLM takes back what it drew before all parts of a prompt were computed, which generators of CPUs cannot.
-    whole = {"enforce_eager": True, "enable_chunked_prefill": False}
-    return told | (whole if device == "cpu" else {"enable_sleep_mode": True, "gpu_memory_utilization": share})
 
 
 class TensorRpc:

@@ -39,6 +39,9 @@ SHOWN = 12
 SEND = 30
 """Seconds for a question to be taken in; one that does not fit the socket's buffer waits for whoever reads it."""
 
+KEYS = {"start": "deadlines.start", **dict.fromkeys(("submit", "step", "abort"), "deadlines.generate")}
+"""Question -> the key of its deadline; that of others, which are about weights, is deadlines.publish."""
+
 ENDING = 5.0
 """Seconds for the process to end when it is asked to."""
 
@@ -65,11 +68,10 @@ class EngineProcess:
         name: str,
         log: Path,
         environment: Mapping[str, str] | None = None,
-        key: str = "deadlines.generate",
     ) -> None:
         """`command` is given the number of its end of the socket, and of its parent. `name` is what messages call it,
-        `environment` what is set for it besides, `key` the deadline to raise if it is slow."""
-        self.name, self.log, self.key = name, log, key
+        `environment` what is set for it besides."""
+        self.name, self.log = name, log
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND, 0))
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -106,14 +108,16 @@ class EngineProcess:
             waited = time.monotonic() - since
             raise DeadlineError(
                 f"{self.name}: {what} has not answered for {waited:.0f} s; its process was ended\n{self.last_lines()}"
-                f"    fix: look what it waits for, or raise {self.key if what != 'start' else 'deadlines.start'}"
+                f"    fix: look what it waits for, or raise {KEYS.get(what, 'deadlines.publish')}"
             ) from None
         except (EOFError, OSError) as gone:
             raise EngineDiedError(self.last_words()) from gone
         if refused := answer.get("refused"):
             raise RecipeError.of(*refused)
         if failed := answer.get("failed"):
-            raise EngineError(f"{self.name}: {what} failed: {failed}\n    fix: see {self.log}")
+            short = any(words in failed for words in ("out of memory", "allocate memory"))
+            fix = "lower engine.memory_share, or " if short else ""
+            raise EngineError(f"{self.name}: {what} failed: {failed}\n    fix: {fix}see {self.log}")
         return answer
 
     def last_words(self) -> str:

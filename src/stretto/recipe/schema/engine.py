@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -27,13 +27,16 @@ class EngineSection(Choice):
     """Share of the device's memory for the KV cache; auto: what the plan says, or a quarter."""
 
 
+Texts = tuple[Annotated[str, Field(min_length=1)], ...]
+
+
 class NativeEngineSection(EngineSection):
     """The engine of this project, which runs on the very modules that are trained."""
 
     kind: Literal["native"] = "native"
     top_k: Count | None = None
     """Draw from so many of the most likely tokens, at most; with top_p alone from 1024."""
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    stop: Texts = ()
     """Texts that end an answer; they are part of it, and their tokens are trained."""
     graphs: Literal["auto"] | bool = "auto"
     """Record decode steps as CUDA graphs and replay them, which makes them several times faster: `auto` on a GPU that
@@ -48,7 +51,11 @@ class VllmEngineSection(EngineSection):
 
     kind: Literal["vllm"] = "vllm"
     python: str | None = None
-    """The Python that has vLLM; left out, `.venv-vllm`, which `make engine` builds."""
+    """The Python that has vLLM, or its folder; left out, `.venv-vllm`, which `make engine` builds."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of vLLM's own that change how fast it is or how much memory it takes, such as {max_num_seqs: 512}."""
+    stop: Texts = ()
+    """Texts that end an answer; they are part of it, and their tokens are trained."""
     url: str | None = None
     """A server of your own."""
 

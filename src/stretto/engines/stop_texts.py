@@ -1,6 +1,6 @@
-"""What is noted of each answer while it is sampled, where the recipe asks for more than tokens: kept sets, stop texts.
+"""Texts that end an answer, found in the tokens as they are sampled; whatever engine samples them.
 
-Both are looked at on the host, after each decode step, and only where they are asked for.
+They are looked for on the host, after each decode step, and only where they are asked for.
 """
 
 from __future__ import annotations
@@ -8,36 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from stretto.engines.base import Request
-from stretto.engines.native.truncation import NOBODY
-from stretto.types import KeptTokens
 
 SPARE = 8
 """Tokens looked at beyond those that a stop text can have: a character may be cut where the look begins."""
-
-
-class KeptSets:
-    """The ids that each token of the answers in progress was drawn from."""
-
-    def __init__(self) -> None:
-        self.rows: dict[int, list[NDArray[np.int32]]] = {}
-
-    def note(self, requests: Sequence[Request], ids: Tensor, said: Sequence[int]) -> None:
-        """Notes (n, w, K) ids of the first `said` tokens of each row."""
-        table = ids.cpu().numpy()
-        for row, (request, count) in enumerate(zip(requests, said, strict=True)):
-            new = [each[each != NOBODY].astype(np.int32) for each in table[row, :count]]
-            self.rows.setdefault(request.key, []).extend(new)
-
-    def take(self, key: int) -> KeptTokens:
-        """Those of an answer that has ended."""
-        rows = self.rows.pop(key, [])
-        counts = np.array([len(row) for row in rows], dtype=np.int32)
-        return KeptTokens(counts=counts, ids=np.concatenate([np.zeros(0, np.int32), *rows]))
 
 
 class StopTexts:
