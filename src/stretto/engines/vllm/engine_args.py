@@ -58,9 +58,14 @@ def engine_args(
     return told | dict(arguments)
 
 
+def words_of(error: Exception) -> str:
+    """vLLM's own words, on one line."""
+    return " ".join(str(error).split())[:SHOWN] or type(error).__name__
+
+
 def refusal(error: Exception, arguments: Mapping[str, Any], *, short: bool) -> Refused:
     """vLLM's own words for why it does not start, at the key that they are about; `short` of memory or not."""
-    why = " ".join(str(error).split())[:SHOWN] or type(error).__name__
+    why = words_of(error)
     named = [f".{name}" for name in arguments if name in why] + [""] * (bool(arguments) and "validation error" in why)
     if named:
         return Refused(f"engine.arguments{named[0]}", f"vLLM refuses it: {why}", "mend it, or leave it out")

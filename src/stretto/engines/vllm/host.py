@@ -21,7 +21,13 @@ from typing import Any
 
 import tensor_file  # type: ignore[import-not-found]  # beside this file
 import torch
-from engine_args import NATIVE, Refused, engine_args, refusal  # type: ignore[import-not-found]  # beside this file
+from engine_args import (  # type: ignore[import-not-found]  # beside this file
+    NATIVE,
+    Refused,
+    engine_args,
+    refusal,
+    words_of,
+)
 
 QUESTIONS = (
     "start", "submit", "step", "abort", "version", "adapter", "begin", "load", "finish", "read", "sleep", "wake",
@@ -143,8 +149,8 @@ class EngineHost:
         try:
             loaded = self.engine.add_lora(found)
         except ValueError as error:  # such as a layer for which vLLM has no adapter
-            why = " ".join(str(error).split())[:400]
-            raise Refused("model.adapter.targets", f"vLLM cannot load this adapter: {why}", NATIVE) from error
+            reason = f"vLLM cannot load this adapter: {words_of(error)}"
+            raise Refused("model.adapter.targets", reason, NATIVE) from error
         if not loaded:
             raise RuntimeError(f"vLLM did not load the adapter {name}")
         self.lora, self.name = found, name

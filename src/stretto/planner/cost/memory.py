@@ -286,7 +286,7 @@ def _engine_weights(shape: ModelShape, site: Site, precision: Precision) -> floa
 def ordered(shape: ModelShape, site: Site, precision: Precision = "bfloat16") -> float:
     """Copies of its weights that the native engine multiplies with on a CPU; of a base in few bits, of the head's."""
     matrices = shape.params if BYTES[precision] >= 2 else shape.embedding_params
-    return width(precision) * matrices / site.mesh.tp if not site.device.kind.has_own_memory else 0.0
+    return width(precision) * matrices / site.mesh.tp
 
 
 def handover(shape: ModelShape, engine: Site, *, bucketed: bool = True) -> float:

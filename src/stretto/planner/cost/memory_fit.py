@@ -206,7 +206,7 @@ class MemoryFits:
             beside[phase] = always if phase == "train" and device.kind.has_own_memory else reads
             for role in side.roles if moves else ():
                 beside[phase] += self._kept(role, phase, sources, resident[role])
-        if "generate" in side.roles and not apart:
+        if "generate" in side.roles and not apart and not device.kind.has_own_memory:
             shape, site = work.shapes["generate"], self._site(choice, side, "generate")
             copies = RankMemory(gathered=memory.ordered(shape, site, work.precision_of("generate")))
             for phase in side.roles if work.adapter else ("generate",):  # those of what never changes stay
