@@ -47,8 +47,9 @@ def test_devices_that_have_slices_of_a_model_divide_its_rows_by_one_budget(tmp_p
     assert build.budgets_of(make_plan(recipe), recipe) == dict(zip(here, (100, 100, 500), strict=True))
 
 
-@pytest.mark.parametrize(("cores", "judges"), [(1, 2), (2, 2), (12, 6), (128, 16)])
-def test_half_of_the_cores_judge_unless_the_recipe_says_how_many(cores, judges, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("cores", "judges", "programs"), [(1, 4, 2), (2, 4, 2), (12, 6, 6), (128, 16, 16)])
+def test_half_of_the_cores_judge_unless_the_recipe_says_how_many(cores, judges, programs, monkeypatch, tmp_path):
     monkeypatch.setattr(build, "cores", lambda: cores)
-    assert build.reward_worker_count(recipe_in(tmp_path)) == judges
-    assert build.reward_worker_count(recipe_in(tmp_path, run__reward_workers=5)) == 5
+    asked, told = recipe_in(tmp_path), recipe_in(tmp_path, run__reward_workers=5)
+    assert (build.reward_worker_count(asked), build.program_count(asked)) == (judges, programs)
+    assert (build.reward_worker_count(told), build.program_count(told)) == (5, 5)

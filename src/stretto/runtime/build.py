@@ -91,7 +91,10 @@ async def build_runtime(
     trains = drafts and any(cell.role == "train" for cell in plan.cells)
     draft = folder / ".model.draft" if folder and trains else None
     start = recipe.deadlines.start
-    pool = Pool(workers=reward_worker_count(recipe), paths=folders_of(root), start_deadline=start, server=given.server)
+    workers, programs = reward_worker_count(recipe), program_count(recipe)
+    pool = Pool(
+        workers=workers, programs=programs, paths=folders_of(root), start_deadline=start, server=given.server
+    )
     hosts = None
     try:
         rewards = Rewards(recipe.rewards, pool)
@@ -338,7 +341,15 @@ async def start_hosts(recipe: Recipe, root: Path) -> EnvironmentHosts | None:
 
 
 def reward_worker_count(recipe: Recipe) -> int:
-    """Processes for user code: the other half of the cores is for what generates and trains."""
+    """Processes for user code: the other half of the cores is for what generates and trains. At least four, since half
+    of a step's answers end in its last moments, and functions that wait for something need no core of their own."""
+    told = recipe.run.reward_workers
+    return min(max(4, cores() // 2), MOST_JUDGES) if told == "auto" else told
+
+
+def program_count(recipe: Recipe) -> int:
+    """Programs in the sandbox at a time: they compute, each with a deadline, so there are no more than half the cores
+    unless the recipe says how many."""
     told = recipe.run.reward_workers
     return min(max(2, cores() // 2), MOST_JUDGES) if told == "auto" else told
 

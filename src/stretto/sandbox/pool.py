@@ -52,17 +52,19 @@ class Pool(ClosedAtEnd):
         self,
         *,
         workers: int = 2,
+        programs: int | None = None,
         paths: Sequence[str] = (),
         start_deadline: float = 30.0,
         server: ForkServer | None = None,
     ) -> None:
-        """`paths` is where modules of the user's lie; `start_deadline` is for a worker to start, and for an import.
+        """`programs` may run at a time, by default as many as calls. `paths` is where modules of the user's lie;
+        `start_deadline` is for a worker to start, and for an import.
 
         `server`, which stays the caller's to close, makes the workers of functions that were given as objects.
         """
         self.paths = tuple(os.path.abspath(path) for path in paths)
         self.functions = dict(server.functions) if server else {}
-        self.programs = Sandbox(workers=workers)
+        self.programs = Sandbox(workers=programs or workers)
         """Where code that a model wrote runs; nothing of it exists before the first program."""
         self._server = server
         self._start_deadline = start_deadline

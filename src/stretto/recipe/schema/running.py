@@ -117,7 +117,8 @@ class RunSection(Section):
     report: bool = True
     """Keep report.html in the run's folder up to date."""
     reward_workers: Literal["auto"] | Count = "auto"
-    """Processes that run reward functions and tools; auto: half of the cores, from 2 to 16. More help where these wait,
-    such as for a judge that is asked over a network."""
+    """Processes that run reward functions and tools, and programs in the sandbox at a time; auto: half of the cores, at
+    least 4 processes and 2 programs, at most 16. More help where these wait, such as for a judge that is asked over a
+    network."""
     callbacks_strict: bool = False
     """A callback given to `stretto.train` that raises ends the run; otherwise that is told once and the run goes on."""
