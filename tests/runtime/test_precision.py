@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from running import Quiet, recipe_in
+from running import Quiet, recipe_in, resume, start
 from stretto.checks.machine.base import Gpu
 from stretto.checks.machine.facts import look
+from stretto.errors import RecipeError
 from stretto.recipe.load import load_recipe
 from stretto.recipe.resolve import resolve
 from stretto.recipe.schema import ModelSection, Recipe
 from stretto.runtime import precision, session
-from stretto.runtime.precision import resolve_dtype
+from stretto.runtime.precision import resolve_base, resolve_dtype
 from stretto.runtime.recipe_file import with_lasting_paths
 from stretto.runtime.value_table import ingredients
 
@@ -163,3 +164,39 @@ def test_a_path_that_is_told_from_elsewhere_is_no_wish_for_a_type(slow, tmp_path
     assert lasting.task.model_copy(update={"source": recipe.task.source}) == recipe.task
     dtype, (note,) = told(lasting)
     assert dtype == "float32" and "as the recipe says" not in note
+
+
+def test_a_base_in_as_many_bits_as_there_is_room_for_is_written_down(cpu, tmp_path, monkeypatch):
+    asked = []
+
+    def widest(recipe, root, cluster, kinds):
+        asked.append((recipe.model.dtype, str(cluster), kinds))
+        return "int8"
+
+    monkeypatch.setattr(precision, "widest_base", widest)
+    auto = {"model__quantize": "auto", "model__adapter": {"rank": 2}, "model__dtype": "float32"}
+    run = start(tmp_path, run__steps=1, **auto).folder
+    assert load_recipe(run / "recipe.yaml").model.quantize == "int8"
+    again = resume(run, changes=("run.steps=2",), allow=("run.steps",))
+    assert load_recipe(again.folder / "recipe.yaml").model.quantize == "int8"
+    assert asked == [("float32", "1 x cpu", ("none", "int8", "nf4"))]
+
+
+@pytest.mark.parametrize(
+    ("found", "changes", "told"),
+    [
+        (None, {}, "no storage with which a step has room on 1 x cpu"),
+        ("none", {"name": "a/model-nobody-has"}, "cannot tell what fits"),
+    ],
+)
+def test_a_base_of_which_nothing_fits_or_is_known_is_refused(found, changes, told, cpu, monkeypatch):
+    if found is None:
+        monkeypatch.setattr(precision, "widest_base", lambda *asked: None)
+    with pytest.raises(RecipeError, match=f"model.quantize: auto .*{told}"):
+        resolve_base(on("1xcpu", quantize="auto", **changes), HERE)
+
+
+def test_a_machine_with_room_keeps_the_base_as_it_is(cpu):
+    notes = []
+    assert resolve_base(on("1xcpu", quantize="auto"), HERE, notes.append).model.quantize == "none"
+    assert notes == ["model.quantize: none, because a step has room"]

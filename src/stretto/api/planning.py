@@ -21,6 +21,7 @@ from stretto.placement.devices import DEVICES
 from stretto.placement.strategies import STRATEGIES
 from stretto.placement.written import plan_of_file, plan_of_mapping, plan_of_texts
 from stretto.planner import explain
+from stretto.planner.base_bits import choices, storing, widest_base
 from stretto.planner.enumerate import Variant
 from stretto.planner.forecast import setting_of
 from stretto.planner.given import forecast_given
@@ -145,6 +146,7 @@ def planned(
 
         recipe = resolve_dtype(recipe, root, note)
     there = _cluster(recipe)
+    recipe = _with_base(recipe, root, there, note)
     setting = setting_of(recipe, root, there)
     variants = variants_of(recipe.placement, strategy)
     asked = variants + tuple(Variant(strategy=name) for name in BASELINES if baselines)
@@ -160,6 +162,16 @@ def planned(
         found = search(setting, asked)
     found = found if given is None else found.beside(given, setting.workload)
     return Plans(recipe=recipe, found=found, setting=setting, measured=measured)
+
+
+def _with_base(recipe: Recipe, root: Path, cluster: Cluster, note: Callable[[str], None]) -> Recipe:
+    """The recipe with what `model.quantize: auto` comes to on these devices; where nothing fits the fewest bits."""
+    if recipe.model.quantize != "auto":
+        return recipe
+    kinds = choices(recipe)
+    kind = widest_base(recipe, root, cluster, kinds) or kinds[-1]
+    note(f"model.quantize: {kind} on {cluster}")
+    return storing(recipe, kind)
 
 
 def _given(cells: str | os.PathLike[str] | Mapping[str, Any] | Sequence[str], setting: PlanningProblem) -> Forecast:

@@ -87,7 +87,7 @@ def deep_problems(recipe: Recipe, root: Path, *, training: bool = True) -> list[
     ]
     if recipe.model.adapter is not None:
         problems += target_problems(recipe.model.adapter.targets, network, network.get_output_embeddings())
-    if recipe.model.quantize != "none":
+    if recipe.model.in_few_bits:
         problems += quantise_problems(network)
     return problems + shared_matrix_problems(recipe, network)
 

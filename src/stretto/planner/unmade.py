@@ -13,7 +13,7 @@ from stretto.recipe.schema import Recipe, RoleModel
 
 def unmade(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> Iterator[str]:
     """What nothing can execute yet; `shapes` has the model of each role."""
-    policy, vllm, few_bits = shapes["train"], recipe.engine.kind == "vllm", recipe.model.quantize != "none"
+    policy, vllm, few_bits = shapes["train"], recipe.engine.kind == "vllm", recipe.model.in_few_bits
     if recipe.model.dtype == "float16":
         yield "float16"
     if "reference" in shapes and isinstance(recipe.roles.reference, RoleModel) and recipe.roles.teacher is None:

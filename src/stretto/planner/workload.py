@@ -283,7 +283,7 @@ def _shapes(recipe: Recipe, root: Path) -> dict[str, ModelShape]:
     """Role -> shape. A model that is asked for without name or shape is like the policy."""
     policy = shape_of_model(recipe.model, root, field="model")
     assert policy is not None  # a model has a name
-    policy = adapted(policy, recipe.model.adapter, few_bits=recipe.model.quantize != "none")
+    policy = adapted(policy, recipe.model.adapter, few_bits=recipe.model.in_few_bits)
     needs, roles = facts_of(recipe.algorithm.name).needs, recipe.roles
 
     def other(section: RoleModel, field: str) -> ModelShape:
@@ -297,7 +297,7 @@ def _shapes(recipe: Recipe, root: Path) -> dict[str, ModelShape]:
     if roles.reward_model is not None:
         shapes["reward"] = replace(other(roles.reward_model, "roles.reward_model"), speaks=False)
     if roles.critic is not None:
-        few_bits = recipe.critic_shares_base and recipe.model.quantize != "none"
+        few_bits = recipe.critic_shares_base and recipe.model.in_few_bits
         critic = adapted(other(roles.critic, "roles.critic"), roles.critic.adapter, few_bits=few_bits)
         critic = replace(critic, speaks=False)
         shapes |= {"value": critic} if roles.critic.optimizer is None else {"value": critic, "fit": critic}

@@ -14,7 +14,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from stretto.algorithms.base import build
-from stretto.checks.machine.facts import cores
 from stretto.engines.queue import SLICE
 from stretto.environments import adapted
 from stretto.environments import resolve as resolve_environment
@@ -32,7 +31,7 @@ from stretto.recipe.schema import OwnEnvironmentSection, Recipe
 from stretto.rewards.combine import Rewards
 from stretto.rewards.rehearsal import rehearse
 from stretto.runtime.base_copy import Note, prepare_base
-from stretto.runtime.cpu_threads import threads_of
+from stretto.runtime.cpu_threads import program_count, reward_worker_count, threads_of
 from stretto.runtime.download import fetch_models
 from stretto.runtime.fitting import fitting, refuse_none, refuse_nothing_held_out
 from stretto.runtime.inputs import threads_before
@@ -54,9 +53,6 @@ from stretto.workers.launchers.inprocess import Launcher, launcher_for, worker_o
 from stretto.workers.models import EngineFactory
 from stretto.workers.worker_group import WorkerGroup
 from stretto.workers.worker_spec import LaneSpec, WorkerSpec, torch_device
-
-MOST_JUDGES = 16
-"""Processes for user code. Each keeps the user's modules imported, and memory is finite."""
 
 EXAMPLES = 3
 """Prompts that rewards are tried with before anything is loaded."""
@@ -92,9 +88,7 @@ async def build_runtime(
     draft = folder / ".model.draft" if folder and trains else None
     start = recipe.deadlines.start
     workers, programs = reward_worker_count(recipe), program_count(recipe)
-    pool = Pool(
-        workers=workers, programs=programs, paths=folders_of(root), start_deadline=start, server=given.server
-    )
+    pool = Pool(workers=workers, programs=programs, paths=folders_of(root), start_deadline=start, server=given.server)
     hosts = None
     try:
         rewards = Rewards(recipe.rewards, pool)
@@ -338,20 +332,6 @@ async def start_hosts(recipe: Recipe, root: Path) -> EnvironmentHosts | None:
     )
     await hosts.start()
     return hosts
-
-
-def reward_worker_count(recipe: Recipe) -> int:
-    """Processes for user code: the other half of the cores is for what generates and trains. At least four, since half
-    of a step's answers end in its last moments, and functions that wait for something need no core of their own."""
-    told = recipe.run.reward_workers
-    return min(max(4, cores() // 2), MOST_JUDGES) if told == "auto" else told
-
-
-def program_count(recipe: Recipe) -> int:
-    """Programs in the sandbox at a time: they compute, each with a deadline, so there are no more than half the cores
-    unless the recipe says how many."""
-    told = recipe.run.reward_workers
-    return min(max(2, cores() // 2), MOST_JUDGES) if told == "auto" else told
 
 
 def token_budget(recipe: Recipe, kind: DeviceKind) -> int:

@@ -1,4 +1,7 @@
-"""How many threads each CPU device computes with. A run keeps to their number: it decides how sums are rounded."""
+"""What the cores of a machine do: threads that each CPU device computes with, and processes that judge answers.
+
+A run keeps to the number of threads: it decides how sums are rounded.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,9 @@ from stretto.placement.devices import DeviceKind, kind_of
 from stretto.placement.plan import Plan
 from stretto.recipe.schema import Recipe
 from stretto.runtime.base_copy import Note
+
+MOST_JUDGES = 16
+"""Processes for user code. Each keeps the user's modules imported, and memory is finite."""
 
 
 def threads_of(recipe: Recipe, plan: Plan, note: Note, *, before: int | None = None) -> Mapping[str, int]:
@@ -39,3 +45,17 @@ def threads_of(recipe: Recipe, plan: Plan, note: Note, *, before: int | None = N
             f"this run began with {before} threads and goes on with {threads}: its numbers may differ in the last bits"
         )
     return {device: threads}
+
+
+def reward_worker_count(recipe: Recipe) -> int:
+    """Processes for user code: the other half of the cores is for what generates and trains. At least four, since half
+    of a step's answers end in its last moments, and functions that wait for something need no core of their own."""
+    told = recipe.run.reward_workers
+    return min(max(4, cores() // 2), MOST_JUDGES) if told == "auto" else told
+
+
+def program_count(recipe: Recipe) -> int:
+    """Programs in the sandbox at a time: they compute, each with a deadline, so there are no more than half the cores
+    unless the recipe says how many."""
+    told = recipe.run.reward_workers
+    return min(max(2, cores() // 2), MOST_JUDGES) if told == "auto" else told

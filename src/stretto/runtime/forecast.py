@@ -12,11 +12,8 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-import torch
-
 from stretto.algorithms.catalog import learns_from_rows
 from stretto.errors import RecipeError
-from stretto.placement.cluster import Cluster, Host, parse_cluster
 from stretto.placement.devices import kind_of
 from stretto.placement.plan import Plan
 from stretto.planner import forecast as foresee
@@ -25,14 +22,12 @@ from stretto.planner.problem import PlanningProblem
 from stretto.planner.whole_run import between, duration, forecast_run
 from stretto.recipe.schema import Recipe
 from stretto.runtime.base_copy import Note
-from stretto.runtime.build import reward_worker_count, token_budget
-from stretto.runtime.plans import devices_of, make_plan
+from stretto.runtime.build import token_budget
+from stretto.runtime.cpu_threads import reward_worker_count
+from stretto.runtime.plans import cluster_of_run, devices_of, make_plan
 from stretto.storage.atomic import replace as replace_file
 from stretto.storage.atomic import to_json
 from stretto.storage.json_lines import numbers_of, read_rows
-
-LONE = ("auto", "1xcpu", "1xgpu")
-"""Clusters that name no device: the first of them may be those of cells by hand, the others are one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +55,7 @@ def planned(recipe: Recipe, root: Path, note: Note) -> PlannedRun:
         return PlannedRun(plan=plan, expected=None, reward_workers=workers)
     if section.strategy == "auto" and section.cells is None:
         try:
-            setting = foresee.setting_of(recipe, root, _cluster(recipe))
+            setting = foresee.setting_of(recipe, root, cluster_of_run(recipe))
             chosen = foresee.choose(setting, section)
         except RecipeError as error:
             note(f"plan: flatten, because the planner has no answer ({error.reasons})")
@@ -117,7 +112,7 @@ def expectation(recipe: Recipe, setting: PlanningProblem | None, plan: Plan) -> 
 def _setting(recipe: Recipe, root: Path) -> PlanningProblem | None:
     """The recipe's step on the run's devices; none where the planner cannot tell."""
     try:
-        return foresee.setting_of(recipe, root, _cluster(recipe))
+        return foresee.setting_of(recipe, root, cluster_of_run(recipe))
     except RecipeError:
         return None
 
@@ -125,22 +120,6 @@ def _setting(recipe: Recipe, root: Path) -> PlanningProblem | None:
 def _usual(recipe: Recipe, setting: PlanningProblem) -> int:
     """Tokens of a micro-batch if nothing goes wrong."""
     return token_budget(recipe, setting.ordered[0][1].kind)
-
-
-def _cluster(recipe: Recipe) -> Cluster:
-    """The run's devices, as the planner knows them."""
-    told, devices = recipe.placement.cluster, devices_of(recipe.placement)
-    if told not in LONE:
-        return parse_cluster(told)
-    if torch.cuda.is_available() and told != "1xcpu":
-        return parse_cluster(f"{len(devices)}x{torch.cuda.get_device_name()}")
-    cluster = parse_cluster(f"{len(devices)}xcpu")
-    if len(devices) > 1:
-        return cluster
-    host, threads = cluster.hosts[0], torch.get_num_threads()
-    numbers = ("flops", "matmul", "bandwidth")
-    device = replace(host.device, **{name: threads * getattr(host.device, name) for name in numbers})
-    return replace(cluster, hosts=(Host(name=host.name, device=device, count=1, memory=host.memory),))
 
 
 # What it took --------------------------------------------------------------------------------------------------------

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import torch
 
 from stretto.algorithms.base import Algorithm
 from stretto.algorithms.catalog import learns_from_rows
 from stretto.placement.build import devices_for, plan_of
+from stretto.placement.cluster import Cluster, Host, parse_cluster
 from stretto.placement.plan import Cell, Plan
 from stretto.placement.strategies import DEFAULT
 from stretto.recipe.describe import reading_roles, reads_policy, roles_of
 from stretto.recipe.schema import Placement, Recipe
+
+LONE = ("auto", "1xcpu", "1xgpu")
+"""Clusters that name no device: the first of them may be those of cells by hand, the others are one."""
 
 
 def make_plan(recipe: Recipe, *, width: int = 1) -> Plan:
@@ -49,6 +54,22 @@ def devices_here() -> list[str]:
     """Every device of this host."""
     gpus = [f"localhost/gpu:{index}" for index in range(torch.cuda.device_count())]
     return gpus + [f"localhost/cpu:{index}" for index in range(os.cpu_count() or 1)]
+
+
+def cluster_of_run(recipe: Recipe) -> Cluster:
+    """The run's devices, as the planner knows them."""
+    told, devices = recipe.placement.cluster, devices_of(recipe.placement)
+    if told not in LONE:
+        return parse_cluster(told)
+    if torch.cuda.is_available() and told != "1xcpu":
+        return parse_cluster(f"{len(devices)}x{torch.cuda.get_device_name()}")
+    cluster = parse_cluster(f"{len(devices)}xcpu")
+    if len(devices) > 1:
+        return cluster
+    host, threads = cluster.hosts[0], torch.get_num_threads()
+    numbers = ("flops", "matmul", "bandwidth")
+    device = replace(host.device, **{name: threads * getattr(host.device, name) for name in numbers})
+    return replace(cluster, hosts=(Host(name=host.name, device=device, count=1, memory=host.memory),))
 
 
 def sliced_cells(recipe: Recipe, plan: Plan) -> list[Cell]:

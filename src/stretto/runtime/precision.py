@@ -1,9 +1,11 @@
-"""What a run computes in where its recipe leaves that open: bfloat16, unless its device is slow at that.
+"""What a run computes in, and stores a frozen base in, where its recipe leaves that open.
+
+It computes in bfloat16, unless its device is slow at that.
 
 Many CPUs have no instructions for bfloat16. PyTorch then converts number by number, and a step takes ten times as long
 as in float32. Whether that is so is measured, with one small product in both types. What is found is written into the
 run's recipe, so that a resume computes as before wherever it runs. A model that is known to fit only in bfloat16 is
-computed in it, slowly.
+computed in it, slowly. `model.quantize: auto` keeps as many bits as a step has room for, by the planner's forecast.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -19,15 +22,41 @@ import torch
 from stretto.checks.machine.base import MachineCheck
 from stretto.checks.machine.devices import model_fits
 from stretto.checks.machine.facts import look
+from stretto.errors import RecipeError
 from stretto.placement.build import hosts_of, uses_gpu
+from stretto.planner.base_bits import choices, storing, widest_base
 from stretto.recipe.schema import Placement, Recipe
 from stretto.runtime.base_copy import Note
+from stretto.runtime.plans import cluster_of_run
 
 ROWS, WIDTH, TIMES = 256, 576, 5
 """The product that is timed, and how often; the fastest counts. All of it takes a small part of a second."""
 
 TOO_SLOW = 2.0
 """Times as long as in float32, beyond which halving the memory is not worth it."""
+
+
+def resolve_precision(recipe: Recipe, root: Path, note: Note = lambda text: None) -> Recipe:
+    """The recipe with a dtype and a storage of its base, chosen if they were left open; chosen again they stay."""
+    return resolve_base(resolve_dtype(recipe, root, note), root, note)
+
+
+def resolve_base(recipe: Recipe, root: Path, note: Note = lambda text: None) -> Recipe:
+    """The recipe with a storage of its base. A RecipeError where none has room, or where that cannot be told."""
+    if recipe.model.quantize != "auto":
+        return recipe
+    fix = "name none, int8 or nf4"
+    cluster = cluster_of_run(recipe)
+    try:
+        kind = widest_base(recipe, root, cluster, choices(recipe, nf4=find_spec("bitsandbytes") is not None))
+    except RecipeError as error:
+        raise RecipeError.of("model.quantize", f"auto cannot tell what fits ({error.reasons})", fix) from error
+    if kind is None:
+        reason = f"auto finds no storage with which a step has room on {cluster}"
+        raise RecipeError.of("model.quantize", reason, f"use a smaller model or other devices; to try it, {fix}")
+    why = "a step has room" if kind == "none" else f"with more bits a step has no room on {cluster}"
+    note(f"model.quantize: {kind}, because {why}")
+    return storing(recipe, kind)
 
 
 def resolve_dtype(recipe: Recipe, root: Path, note: Note = lambda text: None) -> Recipe:

@@ -21,7 +21,7 @@ from stretto.runtime.fitting import refuse_nothing_held_out
 from stretto.runtime.inputs import refuse_changed
 from stretto.runtime.moved import point_adapters
 from stretto.runtime.plans import sampling_plan
-from stretto.runtime.precision import resolve_dtype
+from stretto.runtime.precision import resolve_precision
 from stretto.runtime.recipe_changes import EVALUATION_KEYS, RecipeRecord
 from stretto.runtime.recipe_file import load_run_recipe
 from stretto.runtime.runtime import Runtime
@@ -93,7 +93,7 @@ def ask_recipe(
 ) -> T:
     """What the model of a recipe answers before training."""
     with tempfile.TemporaryDirectory() as folder:
-        chosen = resolve_dtype(recipe, root, note)
+        chosen = resolve_precision(recipe, root, note)
         return threads.run(_ask(question, chosen, root, Path(folder), None, given=given, judged=judged))
 
 

@@ -29,7 +29,7 @@ from stretto.runtime.build import build_runtime
 from stretto.runtime.minibatches import credit, keyed_conversations, merged, minibatches, value_streams
 from stretto.runtime.moved import point_adapters
 from stretto.runtime.plans import make_plan
-from stretto.runtime.precision import resolve_dtype
+from stretto.runtime.precision import resolve_precision
 from stretto.runtime.recipe_changes import EVALUATION_KEYS, RecipeRecord
 from stretto.runtime.recipe_file import load_run_recipe
 from stretto.runtime.recorded_step import RecordedStep, SampleKey, read_step
@@ -205,7 +205,7 @@ async def _replayed(
     note: Note,
     make_engine: EngineFactory,
 ) -> Replay:
-    recipe = resolve_dtype(recipe, root, note)
+    recipe = resolve_precision(recipe, root, note)
     import_plugins(recipe, root)
     alone = {"strategy": "flatten", "cluster": "auto", "cells": None, "fractions": None, "nccl": False}
     recipe = recipe.model_copy(update={"placement": recipe.placement.model_copy(update=alone)})

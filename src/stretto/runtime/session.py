@@ -42,7 +42,7 @@ from stretto.runtime.live_page import LivePage
 from stretto.runtime.loop import RunOutput, lacks_evaluation, train
 from stretto.runtime.memory_rehearsal import rehearse_if_asked
 from stretto.runtime.moved import point_adapters
-from stretto.runtime.precision import resolve_dtype
+from stretto.runtime.precision import resolve_precision
 from stretto.runtime.recipe_changes import (
     FixedRecord,
     RecipeRecord,
@@ -168,7 +168,7 @@ async def _run(
             if stand.latest and recipe == before and done >= recipe.run.steps and not pending:
                 return _already_finished(stand.latest, folder, recipe, root, allow=allow, screen=screen, given=given)
         import_plugins(recipe, root)  # those that are as they were
-        course = planned(recipe := resolve_dtype(recipe, root, screen.note), root, screen.note)
+        course = planned(recipe := resolve_precision(recipe, root, screen.note), root, screen.note)
         # The recipe is on disk before anything heavy starts, so that a run killed in its first second can be resumed.
         with _journal(recipe, folder, root=root, plan=course, done=after, pending=pending, note=screen.note) as journal:
             parts = await build_runtime(

@@ -29,7 +29,7 @@ from stretto.runtime import guards
 from stretto.runtime.build import build_runtime
 from stretto.runtime.interrupt import interrupt_answered
 from stretto.runtime.plans import sampling_plan
-from stretto.runtime.precision import resolve_dtype
+from stretto.runtime.precision import resolve_precision
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.schedule import sample
 from stretto.runtime.session import startup_deadline
@@ -85,7 +85,7 @@ def value(
     section = vstar_of(recipe)
     training, _ = split_task(recipe, load_prompts(recipe.task, root))
     with interrupt_answered(), progress or console_for(sys.stdout) as screen:
-        recipe = resolve_dtype(recipe, root, screen.note)
+        recipe = resolve_precision(recipe, root, screen.note)
         path, table, generated = threads.run(_make(recipe, training, root, section.samples, screen, make_engine))
         rewards = table.rewards(training, section.samples)
         values = table.values(training, section, largest=not facts_of(recipe.algorithm.name).regresses)

@@ -26,7 +26,7 @@ from stretto.plugins import folders_of, is_plugin
 from stretto.recipe.resolve import vstar_of
 from stretto.recipe.schema import Recipe, Vstar
 from stretto.runtime.interrupt import stop_if_interrupted
-from stretto.runtime.precision import resolve_dtype
+from stretto.runtime.precision import resolve_precision
 from stretto.runtime.recipe_file import with_lasting_paths
 from stretto.sandbox.imports import sources
 from stretto.storage.atomic import replace, storing, to_json, write_all
@@ -205,7 +205,7 @@ def value_problems(recipe: Recipe, root: Path) -> list[Problem]:
     if "vstar" not in facts_of(recipe.algorithm.name).needs:
         return []
     try:
-        _ready(resolve_dtype(recipe, root), root)
+        _ready(resolve_precision(recipe, root), root)
     except RecipeError as error:
         return list(error.problems)
     return []

@@ -73,12 +73,12 @@ def model_fits(setting: MachineCheck) -> Check | None:
     less = "train an adapter (model.adapter)"
     if recipe.model.adapter:
         less = "store the base in few bits (model.quantize: nf4)"
-    fix = "use a smaller model" if recipe.model.quantize == "nf4" else f"{less}, or use a smaller model"
+    fix = "use a smaller model" if recipe.model.quantize in ("nf4", "auto") else f"{less}, or use a smaller model"
     return Check(name="memory", ok=False, text=text, fix=fix)
 
 
-STORED = {"nf4": 0.5, "int8": 1.0, "fp8": 1.0}
-"""Bytes of a weight of a frozen base."""
+STORED = {"nf4": 0.5, "int8": 1.0, "fp8": 1.0, "auto": 0.5}
+"""Bytes of a weight of a frozen base, at least."""
 
 NARROW = {"adamw16bit": 4.0, "adamw8bit": 2.0}
 """Bytes of both moments."""

@@ -163,6 +163,9 @@ def quantised_base_is_frozen(recipe: Recipe, scene: CheckContext) -> Iterator[Pr
     if recipe.model.adapter is None:
         reason = f"{kind} is for a frozen base, and without an adapter all weights are trained"
         yield Problem(field="model.quantize", reason=reason, fix="set model.adapter, or use none")
+    if kind == "auto" and recipe.placement.cells is not None:
+        reason = "auto weighs the plans of strategies, and placement.cells is one by hand"
+        yield Problem(field="model.quantize", reason=reason, fix="name none, int8 or nf4, or leave placement.cells out")
     if kind == "nf4" and not scene.planning and find_spec("bitsandbytes") is None:
         reason = "nf4 needs the package bitsandbytes, which is not installed"
         yield Problem(field="model.quantize", reason=reason, fix=f"{install('quant')}, or use int8")

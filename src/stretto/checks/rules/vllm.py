@@ -59,7 +59,7 @@ def vllm_can_do_it(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     fix = "use engine.kind: native"
     if recipe.model.dtype == "float64":
         yield Problem(field="model.dtype", reason="vLLM does not compute in float64", fix=f"use bfloat16, or {fix}")
-    if recipe.model.quantize != "none" and not scene.planning:
+    if recipe.model.in_few_bits and not scene.planning:
         reason = "a quantised base with vllm is not available yet"
         yield Problem(field="model.quantize", reason=reason, fix=f"use none, or {fix}")
     if not scene.planning and _is_mixture(recipe, scene):

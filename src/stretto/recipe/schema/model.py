@@ -111,12 +111,18 @@ class ModelSection(Section):
     dtype: Literal["bfloat16", "float16", "float32", "float64"] = "bfloat16"
     """Type that forwards and backwards compute in; the optimizer keeps fp32 masters of what is trained. Left open, a
     run takes float32 where its device is slow in bfloat16."""
-    quantize: Literal["none", "nf4", "int8", "fp8"] = "none"
-    """Storage of the frozen base under an adapter: nf4 has 4 bits (bitsandbytes, the extra quant), the others 8."""
+    quantize: Literal["none", "nf4", "int8", "fp8", "auto"] = "none"
+    """Storage of the frozen base under an adapter: nf4 has 4 bits (bitsandbytes, the extra quant), the others 8; auto:
+    the first of none, int8 and nf4 with which a step has room, decided when a run starts or is planned."""
     adapter: Adapter | None = Adapter()
     """LoRA, or null for full fine-tuning."""
     shape: str | Shape | None = None
     """Name of a known family, or its numbers."""
+
+    @property
+    def in_few_bits(self) -> bool:
+        """True if the base is known to be stored in few bits."""
+        return self.quantize not in ("none", "auto")
 
 
 class RoleModel(Section):
