@@ -1,5 +1,6 @@
 """Loading: from a folder, from a GGUF file and from nothing; and what loading refuses, in words."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -339,3 +340,29 @@ def test_a_gguf_file_is_described_once_until_it_changes_and_to_everyone_apart(gg
     os.utime(path, (1, 1))
     describe(locate(str(path), path.parent))
     assert len(readings) == 2 * first
+
+
+def test_files_with_blocks_of_fp8_are_read_as_bfloat16(tmp_path):
+    network = llama(hidden_size=256, intermediate_size=128).to(torch.bfloat16)
+    files = folder_of(network, tmp_path / "m")
+    weights = load_file(tmp_path / "m" / "model.safetensors")
+    blocks = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    expected = dict(weights)
+    for name in [name for name in weights if "_proj" in name]:
+        whole = weights[name].float()
+        parts = whole.unflatten(0, (-1, min(128, len(whole)))).unflatten(2, (-1, 128))
+        scales = parts.abs().amax((1, 3)) / 448
+        narrow = (parts / scales[:, None, :, None]).to(torch.float8_e4m3fn)
+        wide = narrow.float() * scales[:, None, :, None]
+        weights[name] = narrow.flatten(2).flatten(0, 1)
+        weights[f"{name}_scale_inv"] = scales
+        expected[name] = wide.flatten(2).flatten(0, 1).to(torch.bfloat16)
+    save_file(weights, tmp_path / "m" / "model.safetensors", metadata={"format": "pt"})
+    settings = json.loads((tmp_path / "m" / "config.json").read_text()) | {"quantization_config": blocks}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(settings))
+    policy = load(ModelSection(name=str(tmp_path / "m"), adapter=Adapter(rank=2)), files, seed=0, device=CPU)
+    read = {name.replace(".base_layer", ""): tensor for name, tensor in policy.network.named_parameters()}
+    assert all(torch.equal(read[name], tensor) for name, tensor in expected.items() if name != "lm_head.weight")
+    assert describe(files)[0].quantization_config["dequantize"]  # on GPUs transformers would compute in FP8 by itself
+    load(ModelSection(name=str(tmp_path / "m"), adapter=None), files, seed=0, device=CPU).save(tmp_path / "saved")
+    assert "quantization_config" not in json.loads((tmp_path / "saved" / "config.json").read_text())

@@ -208,3 +208,16 @@ def test_a_models_files_say_what_can_be_done_with_them(monkeypatch, files, told)
     assert (found.scratch, found.on_hub, found.portable, found.gguf, found.config) == told
     if not found.scratch:
         assert found.pretrained == ("org/name" if found.on_hub else "m")
+
+
+@pytest.mark.parametrize("kind", ["bitsandbytes", "gptq", "awq", "compressed-tensors"])
+def test_files_that_others_have_rounded_are_refused(kind, tmp_path):
+    model_folder(tmp_path / "m", quantization_config={"quant_method": kind})
+    problem = refusal("m", tmp_path)
+    assert f"few bits ({kind})" in problem.reason and "model.quantize: nf4" in problem.fix
+
+
+@pytest.mark.parametrize("kind", ["fp8", "mxfp4"])
+def test_files_in_few_bits_that_are_unpacked_are_models(kind, tmp_path):
+    model_folder(tmp_path / "m", quantization_config={"quant_method": kind})
+    assert facts(locate("m", tmp_path)).family == "llama"

@@ -36,7 +36,7 @@ from stretto.models.lora import add_adapter, fill_adapter
 from stretto.models.quantised import quantise
 from stretto.models.reading import before_trained
 from stretto.models.scratch import character_tokenizer, fresh_network, keep_norms_exact
-from stretto.models.source import ModelFiles
+from stretto.models.source import ModelFiles, refuse_packed
 from stretto.models.stop_tokens import stop_tokens
 from stretto.models.unpacked import is_apart, set_apart, states_apart
 from stretto.recipe.schema import ModelSection, Scratch
@@ -326,10 +326,11 @@ def refuse_other_layers(config: Any) -> None:
 def describe(files: ModelFiles) -> tuple[Any, PreTrainedTokenizerBase]:
     """Configuration and tokenizer of a hub id, a folder or a GGUF file, without its weights; the caller's own."""
     if files.gguf is None:
-        return (
-            AutoConfig.from_pretrained(files.pretrained, trust_remote_code=False),
-            AutoTokenizer.from_pretrained(files.pretrained, trust_remote_code=False),
-        )
+        config = AutoConfig.from_pretrained(files.pretrained, trust_remote_code=False)
+        if isinstance(packed := getattr(config, "quantization_config", None), dict):
+            refuse_packed(files.name, packed)
+            packed["dequantize"] = True  # as on CPUs: on GPUs transformers would bring layers of its own
+        return config, AutoTokenizer.from_pretrained(files.pretrained, trust_remote_code=False)
     stamp = files.gguf.stat()
     return copy.deepcopy(_describe_gguf(str(files.folder), files.gguf.name, (stamp.st_mtime_ns, stamp.st_size)))
 

