@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from peft import get_peft_model, inject_adapter_in_model, set_peft_model_state_dict
+from peft.tuners.lora.layer import ParamWrapper
 from peft.utils import load_peft_weights
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -116,3 +117,9 @@ def fill_adapter(adapted: Any, facts: AdapterFacts) -> None:
         of = "no weights for" if missing else "weights for no layer of"
         reason = f"the adapter {facts.folder} has {of} {len(names)} names ({names[0]})"
         raise RecipeError.of("model.adapter", reason, f"write {facts.written}, or train a new adapter")
+
+
+def changes_in_forward(network: nn.Module) -> bool:
+    """True if a forward changes the network's modules, so that nobody may walk through them meanwhile: PEFT's adapters
+    of experts put themselves between a parameter and its module for as long as that computes."""
+    return any(isinstance(module, ParamWrapper) for module in network.modules())

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stretto.errors import CheckpointError
 from stretto.models.load import Policy
+from stretto.models.lora import changes_in_forward
 from stretto.storage.atomic import storing
 from stretto.threads import begun, give_way
 from stretto.training.trainer import Trainer
@@ -45,7 +46,8 @@ class CheckpointCalls:
         the run's copy.
 
         It goes on in a thread, because nothing of it changes before the next update, for which the driver waits. Where
-        models sleep in host memory, their tensors move, so there it is over when this returns.
+        models sleep in host memory their tensors move, and a forward may change the policy's modules, through which an
+        adapter's writer walks: there it is over when this returns.
         """
         self._awake(model)
         states = model_state.held(self.trained(model))
@@ -60,7 +62,7 @@ class CheckpointCalls:
             return SavedFiles(fetched=self.files.names(), hashes=hashes)
 
         self.writing = begun(write)
-        if any(self.assignment.sleeps.values()):
+        if any(self.assignment.sleeps.values()) or changes_in_forward(self.policy.network):
             wait([self.writing])
 
     def saved(self) -> SavedFiles | None:
