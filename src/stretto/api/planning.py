@@ -21,12 +21,12 @@ from stretto.placement.devices import DEVICES
 from stretto.placement.strategies import STRATEGIES
 from stretto.placement.written import plan_of_file, plan_of_mapping, plan_of_texts
 from stretto.planner import explain
-from stretto.planner.base_bits import choices, storing, widest_base
+from stretto.planner.base_bits import choices, widest_base
 from stretto.planner.enumerate import Variant
 from stretto.planner.forecast import setting_of
 from stretto.planner.given import forecast_given
 from stretto.planner.problem import PlanningProblem
-from stretto.planner.remedies import remedy
+from stretto.planner.remedies import remedy, with_values
 from stretto.planner.search import LARGEST, SearchResult, roomiest, search, smallest_cluster, variants_of
 from stretto.planner.simulate import Forecast
 from stretto.planner.whole_run import RunForecast, run_of, step_spread
@@ -171,7 +171,7 @@ def _with_base(recipe: Recipe, root: Path, cluster: Cluster, note: Callable[[str
     kinds = choices(recipe)
     kind = widest_base(recipe, root, cluster, kinds) or kinds[-1]
     note(f"model.quantize: {kind} on {cluster}")
-    return storing(recipe, kind)
+    return with_values(recipe, "model", quantize=kind)
 
 
 def _given(cells: str | os.PathLike[str] | Mapping[str, Any] | Sequence[str], setting: PlanningProblem) -> Forecast:

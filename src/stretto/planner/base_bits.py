@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stretto.placement.cluster import Cluster
 from stretto.planner.forecast import setting_of
-from stretto.planner.remedies import holds
+from stretto.planner.remedies import holds, with_values
 from stretto.planner.search import variants_of
 from stretto.recipe.schema import Recipe
 
@@ -24,15 +24,14 @@ def choices(recipe: Recipe, *, nf4: bool = True) -> tuple[str, ...]:
     return ("none", "int8", "nf4") if nf4 else ("none", "int8")
 
 
-def storing(recipe: Recipe, kind: str) -> Recipe:
-    """The recipe as if it named this storage."""
-    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"quantize": kind})})
-
-
 def widest_base(recipe: Recipe, root: Path, cluster: Cluster, kinds: Sequence[str]) -> str | None:
     """The first of these kinds of storage with which a step has room on a cluster, by the recipe's strategy; none if
     there is none. A RecipeError where the step cannot be planned."""
     section = recipe.placement
     named = None if section.strategy == "auto" or len(cluster.devices) == 1 else section.strategy
     variants = variants_of(section, named)
-    return next((kind for kind in kinds if holds(setting_of(storing(recipe, kind), root, cluster), variants)), None)
+    for kind in kinds:
+        setting = setting_of(with_values(recipe, "model", quantize=kind), root, cluster)
+        if holds(setting, variants):
+            return kind
+    return None

@@ -29,24 +29,25 @@ def remedy(recipe: Recipe, root: Path, setting: PlanningProblem, variants: tuple
 def changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
     """(change, the recipe with it): first what takes back a limit of the user's own, then what stores less."""
     if recipe.batch.token_budget != "auto":
-        yield "batch.token_budget=auto", _with(recipe, "batch", token_budget="auto")
+        yield "batch.token_budget=auto", with_values(recipe, "batch", token_budget="auto")
     if recipe.optimizer.checkpointing is False:
-        yield "optimizer.checkpointing=auto", _with(recipe, "optimizer", checkpointing="auto")
+        yield "optimizer.checkpointing=auto", with_values(recipe, "optimizer", checkpointing="auto")
     kept = recipe.model.quantize
     narrow: tuple[str, ...] = ("nf4",)
     if recipe.model.adapter is None:
         smaller = {"adamw": ("adamw16bit", "adamw8bit"), "adamw16bit": ("adamw8bit",)}
         for name in smaller.get(recipe.optimizer.name, ()) if recipe.model.dtype != "float64" else ():
-            yield f"optimizer.name={name}", _with(recipe, "optimizer", name=name)
-        recipe, adapted = _with(recipe, "model", adapter=Adapter()), f"model.adapter.rank={Adapter().rank} "
+            yield f"optimizer.name={name}", with_values(recipe, "optimizer", name=name)
+        recipe, adapted = with_values(recipe, "model", adapter=Adapter()), f"model.adapter.rank={Adapter().rank} "
         yield adapted.strip(), recipe
     else:
         adapted, narrow = "", ("int8", "nf4") if kept == "none" else ("nf4",)
     for bits in narrow if kept != "nf4" else ():
-        yield f"{adapted}model.quantize={bits}", _with(recipe, "model", quantize=bits)
+        yield f"{adapted}model.quantize={bits}", with_values(recipe, "model", quantize=bits)
 
 
-def _with(recipe: Recipe, section: str, **values: Any) -> Recipe:
+def with_values(recipe: Recipe, section: str, **values: Any) -> Recipe:
+    """The recipe with other values in one of its sections."""
     changed = getattr(recipe, section).model_copy(update=values)
     return recipe.model_copy(update={section: changed})
 

@@ -48,14 +48,17 @@ def threads_of(recipe: Recipe, plan: Plan, note: Note, *, before: int | None = N
 
 
 def reward_worker_count(recipe: Recipe) -> int:
-    """Processes for user code: the other half of the cores is for what generates and trains. At least four, since half
-    of a step's answers end in its last moments, and functions that wait for something need no core of their own."""
-    told = recipe.run.reward_workers
-    return min(max(4, cores() // 2), MOST_JUDGES) if told == "auto" else told
+    """Processes for user code. At least four, since half of a step's answers end in its last moments, and functions
+    that wait for something need no core of their own."""
+    return _half_of_the_cores(recipe, least=4)
 
 
 def program_count(recipe: Recipe) -> int:
-    """Programs in the sandbox at a time: they compute, each with a deadline, so there are no more than half the cores
-    unless the recipe says how many."""
+    """Programs in the sandbox at a time: they compute, each with a deadline, so there are no more than cores for it."""
+    return _half_of_the_cores(recipe, least=2)
+
+
+def _half_of_the_cores(recipe: Recipe, *, least: int) -> int:
+    """What the recipe says, or half of the cores: the other half is for what generates and trains."""
     told = recipe.run.reward_workers
-    return min(max(2, cores() // 2), MOST_JUDGES) if told == "auto" else told
+    return min(max(least, cores() // 2), MOST_JUDGES) if told == "auto" else told

@@ -24,7 +24,8 @@ from stretto.checks.machine.devices import model_fits
 from stretto.checks.machine.facts import look
 from stretto.errors import RecipeError
 from stretto.placement.build import hosts_of, uses_gpu
-from stretto.planner.base_bits import choices, storing, widest_base
+from stretto.planner.base_bits import choices, widest_base
+from stretto.planner.remedies import with_values
 from stretto.recipe.schema import Placement, Recipe
 from stretto.runtime.base_copy import Note
 from stretto.runtime.plans import cluster_of_run
@@ -56,7 +57,7 @@ def resolve_base(recipe: Recipe, root: Path, note: Note = lambda text: None) -> 
         raise RecipeError.of("model.quantize", reason, f"use a smaller model or other devices; to try it, {fix}")
     why = "a step has room" if kind == "none" else f"with more bits a step has no room on {cluster}"
     note(f"model.quantize: {kind}, because {why}")
-    return storing(recipe, kind)
+    return with_values(recipe, "model", quantize=kind)
 
 
 def resolve_dtype(recipe: Recipe, root: Path, note: Note = lambda text: None) -> Recipe:
@@ -79,7 +80,7 @@ def resolve_dtype(recipe: Recipe, root: Path, note: Note = lambda text: None) ->
 
 def computing_in(recipe: Recipe, dtype: str) -> Recipe:
     """The recipe as if it named this dtype."""
-    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": dtype})})
+    return with_values(recipe, "model", dtype=dtype)
 
 
 def bf16_slowdown(section: Placement) -> str | None:

@@ -62,7 +62,7 @@ class CheckpointCalls:
             return SavedFiles(fetched=self.files.names(), hashes=hashes)
 
         self.writing = begun(write)
-        if any(self.assignment.sleeps.values()) or changes_in_forward(self.policy.network):
+        if any(self.assignment.sleeps.values()) or (exports and changes_in_forward(self.policy.network)):
             wait([self.writing])
 
     def saved(self) -> SavedFiles | None:
