@@ -107,7 +107,7 @@ def with_parts(plan):
 
 def distance(one, other):
     """Largest difference of two sets of weights."""
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
+    return max(float((one[name].cpu() - other[name].cpu()).abs().max()) for name in one)
 
 
 class Dying:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from stretto.algorithms.base import TokenStreams, build
 from stretto.algorithms.catalog import CATALOG
 from stretto.kernels.cpu.backward import take_over
+from stretto.kernels.cuda.fused_layers import fuse_layers
 from stretto.models.load import Policy, load, refuse_moving_positions, switch_dropout_off, take_over_attention
 from stretto.models.scratch import character_tokenizer
 from stretto.models.source import ModelFiles
@@ -62,6 +63,7 @@ def policy_around(network):
     network.config.use_cache = False
     switch_dropout_off(network)
     take_over(network)
+    fuse_layers(network)
     policy = Policy(network=network, tokenizer=character_tokenizer(CHARACTERS))
     take_over_attention(policy)
     return policy
@@ -181,6 +183,12 @@ class Step:
     recomputes: bool
 
 
+def keep_activations(network):
+    """Undoes `recompute_activations`, by the name that this transformers has for it."""
+    newer = getattr(network, "activation_checkpointing_disable", None)
+    (newer or network.gradient_checkpointing_disable)()
+
+
 def step(policy, algorithm, *pieces, **settings):
     """Accumulates the pieces one after the other and returns the gradient that would be applied."""
     recorder = Recorder()
@@ -191,7 +199,7 @@ def step(policy, algorithm, *pieces, **settings):
         report = trainer.apply()
     finally:
         trainer.close()
-        policy.network.activation_checkpointing_disable()
+        keep_activations(policy.network)
     return Step(
         gradients=recorder.gradients,
         metrics=dict(report.metrics),

@@ -11,10 +11,11 @@ from stretto.engines.native.engine import NativeEngine
 from stretto.engines.native.sampling import draw_from, signed
 from stretto.engines.native.unpacked import UnpackedEngine
 from stretto.errors import RecipeError
+from stretto.models.memory import recompute_activations
 from stretto.models.unpacked import continued
 from stretto.recipe.schema import EngineSection
 from stretto.workers.models import native_engine
-from tiny import VOCABULARY, policy_from
+from tiny import VOCABULARY, keep_activations, policy_from
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*one by one")
 
@@ -119,12 +120,12 @@ def test_what_is_aborted_leaves_the_others_alone(apart):
 
 def test_a_cache_is_kept_where_training_recomputes(apart):
     engine, requests = UnpackedEngine(apart), requests_for(9, 9)
-    apart.network.activation_checkpointing_enable()
+    recompute_activations(apart.network)
     try:
         engine.submit(requests)
         assert_alone(apart, requests, drained(engine))
     finally:
-        apart.network.activation_checkpointing_disable()
+        keep_activations(apart.network)
 
 
 def test_a_context_that_several_have_is_computed_once(apart, monkeypatch):

@@ -14,7 +14,8 @@ from stretto.training.optimizer import MasterAdamW
 from stretto.training.trainer import Trainer
 from tiny import SCRATCH_FILES, credited, random_groups, scratch_model
 
-pytestmark = pytest.mark.gpu
+# The recipe's scratch model has heads of 8, which the kernel refuses.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:no FlexAttention for .* heads are smaller than 16")]
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -55,21 +56,22 @@ def answers(policy, asked):
 def test_groups_share_their_prompt_and_drafts_change_nothing_on_a_gpu():
     """One prefix per prompt, and a second round in which every answer is known in advance."""
     rng = np.random.default_rng(1)
-    prompts = [rng.integers(5, 16, 100) for _ in range(2)]
+    prompts = [rng.integers(5, 16, 400) for _ in range(2)]
     asked = [
         Request(key=key + 1, tokens=prompts[key % 2], max_new_tokens=20, stop=frozenset({6}), temperature=1.0)
         for key in range(8)
     ]
     told = {}
     for device in (CPU, GPU):
-        engine = NativeEngine(policy_on(device))
+        engine, shared = NativeEngine(policy_on(device)), 0
         for _ in range(2):
             engine.submit(asked)
             done = {}
             while found := engine.step(60.0):
                 done |= {completion.key: completion for completion in found}
+                shared = max(shared, engine.prefixes.slots)
             told.setdefault(device, []).append({key: done[key].tokens.tolist() for key in sorted(done)})
-        assert engine.prefixes.slots >= 2
+        assert shared == 2
     assert told[CPU][0] == told[CPU][1] == told[GPU][0] == told[GPU][1]
 
 
@@ -105,7 +107,8 @@ def test_gradients_on_a_gpu_are_those_of_a_cpu(adapter):
     cpu = gradients(policy_on(CPU, dtype="float64", adapter=adapter), samples)
     gpu = gradients(policy_on(GPU, dtype="float64", adapter=adapter), samples)
     for name, gradient in cpu.items():
-        assert (gpu[name] - gradient).norm() <= 1e-9 * (1e-12 + gradient.norm()), name
+        # Rotary angles are float32 in both, and a GPU's sines are not a CPU's to the last bit.
+        assert (gpu[name] - gradient).norm() <= 1e-7 * (1e-12 + gradient.norm()), name
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

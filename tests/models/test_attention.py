@@ -14,6 +14,7 @@ from stretto.kernels.cpu.tiles import tiles_of
 from stretto.models import attention
 from stretto.models.attention import TreeLayout
 from stretto.models.logprob_head import logprobs_of
+from stretto.models.memory import recompute_activations
 from stretto.recipe.schema import AlgorithmSection, Kl
 from stretto.training import packing
 from stretto.training.packing import divide, merge, pack
@@ -155,7 +156,7 @@ def test_two_rows_in_flight_keep_their_own_layouts(recompute):
     first, second = divide(SAMPLES, 150)[:2]
     expected = [torch.autograd.grad(loss_of(policy, row), weights) for row in (first, second)]
     if recompute:
-        policy.network.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        recompute_activations(policy.network)
     one, other = loss_of(policy, first), loss_of(policy, second)
     found = [torch.autograd.grad(one, weights), torch.autograd.grad(other, weights)]
     for before, after in zip(expected, found, strict=True):

@@ -17,7 +17,7 @@ from stretto.recipe.schema import AlgorithmSection
 from stretto.training.packing import pack
 from stretto.training.trainer import Trainer
 from tiers import slow_but
-from tiny import CPU, SETTINGS, Recorder, credited, distance, finished, random_groups, step
+from tiny import CPU, SETTINGS, Recorder, credited, distance, finished, keep_activations, random_groups, step
 
 RLOO = build(AlgorithmSection(name="rloo"))
 TEMPERATURE = 0.9
@@ -92,7 +92,7 @@ def test_two_rows_in_flight_do_not_mix(family, mode):
         _, found = finished(both, policy.trained(), RLOO, samples)
     finally:
         trainer.close()
-        policy.network.activation_checkpointing_disable()
+        keep_activations(policy.network)
     assert distance(expected, found) < EXACT
 
 

@@ -232,7 +232,8 @@ def test_a_restored_trainer_goes_on_with_version_budget_and_recomputing():
         restored.restore(copy.deepcopy(trainer.state()))
         state = {"version": 1, "token_budget": 40, "asked_budget": 77, "recomputes": True}
         assert restored.state() == trainer.state() == state
-        assert other.network.is_activation_checkpointing
+        newer = hasattr(other.network, "is_activation_checkpointing")  # transformers has renamed it
+        assert other.network.is_activation_checkpointing if newer else other.network.is_gradient_checkpointing
         assert restored.apply().metrics["tokens/trained"] == 0, "a half-done step is forgotten"
 
 
