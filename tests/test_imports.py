@@ -56,7 +56,7 @@ ARROWS = {
     "models": BASE | {"kernels", "recipe.validation_errors"},
     "kernels": BASE | {"models"},
     "engines": BASE | {"models", "storage.lock", "training.packing"},
-    "training": BASE | {"algorithms", "models", "weights"},
+    "training": BASE | {"algorithms", "kernels", "models", "weights"},
     "workers": BASE
     | {"algorithms.base", "checks.machine", "engines", "models", "openmp"}
     | {"placement.devices", "placement.plan", "placement.transport"}

@@ -25,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from stretto.errors import RecipeError
 from stretto.kernels.cpu.backward import take_over
+from stretto.kernels.cuda.fused_layers import fuse_layers
 from stretto.models import attention, gguf_reading
 from stretto.models import packing_selfcheck as probe
 from stretto.models.converted import settle
@@ -192,6 +193,7 @@ def load(
     if section.quantize != "none":
         quantise(network, section.quantize, device)
         network.to(device)
+    fuse_layers(network)
     policy = Policy(network=network, tokenizer=tokenizer, portable=files.portable)
     with reading_model(files.name, failing="cannot be run"):
         take_over_attention(policy)

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from stretto.kernels.cuda import fused_logprobs
+
 CHUNK_NUMBERS = 1 << 27
 """Most logits alive at once, in the model's type: 256 MiB in bf16. Each chunk costs the head's gradient once more."""
 
@@ -98,20 +100,9 @@ class _Logprobs(torch.autograd.Function):
             raw = linear(hidden[rows], weight, bias)
             if len(parts) == 1 and any(ctx.needs_input_grad):
                 ctx.kept = raw
-            for part in chunks(len(raw), len(weight), CACHED_NUMBERS[raw.device.type]):
-                place = slice(rows.start + part.start, rows.start + part.stop)
-                logits = finished_logits(raw[part], head, temperature)
-                chosen = logits.gather(-1, targets[place, None])[:, 0]
-                if kept is not None:
-                    logits = _only(logits, kept[place])
-                top = logits.amax(-1)
-                logits -= top[:, None]
-                shares = logits.exp()
-                total = shares.sum(-1)
-                logprobs[place] = chosen - top - total.log()
-                normalisers[place] = top + total.log()
-                shares.mul_(logits if kept is None else logits.clamp(min=-LOWEST))  # of ids that are left out: 0 * -inf
-                entropies[place] = total.log() - shares.sum(-1) / total
+            ids = None if kept is None else kept[rows]
+            numbers = _numbers(raw, head, targets[rows], temperature, ids)
+            logprobs[rows], normalisers[rows], entropies[rows] = numbers
         ctx.save_for_backward(hidden, weight, bias, targets, normalisers, kept)
         ctx.softcap, ctx.temperature = softcap, temperature
         ctx.mark_non_differentiable(entropies)
@@ -128,22 +119,8 @@ class _Logprobs(torch.autograd.Function):
         kept, ctx.kept = ctx.kept, None  # its memory is used for the gradient
         for rows in chunks(len(hidden), len(weight), CHUNK_NUMBERS):
             raw = linear(hidden[rows], weight, bias) if kept is None else kept
-            for part in chunks(len(raw), len(weight), CACHED_NUMBERS[raw.device.type]):
-                place = slice(rows.start + part.start, rows.start + part.stop)
-                outgoing = gradients[0][place, None]
-                logits = finished_logits(raw[part], head, ctx.temperature)
-                slope = None if ctx.softcap is None else 1 - (logits * ctx.temperature / ctx.softcap) ** 2
-                logits -= normalisers[place, None]
-                if ids_kept is None:
-                    grad = logits.exp_().mul_(-outgoing)
-                else:
-                    ids = ids_kept[place].long()
-                    shares = _only(logits, ids).exp_().mul_(-outgoing)
-                    grad = torch.zeros_like(logits).scatter_add_(-1, ids.clamp(min=0), shares)
-                grad.scatter_add_(-1, targets[place, None], outgoing.to(grad.dtype))
-                if slope is not None:
-                    grad *= slope
-                raw[part] = grad if ctx.temperature == 1.0 else grad / ctx.temperature  # logits are needed no more
+            ids = None if ids_kept is None else ids_kept[rows]
+            _become_slopes(raw, head, targets[rows], normalisers[rows], gradients[0][rows], ctx.temperature, ids)
             hidden_grad[rows] = raw @ weight
             if weight_grad is not None:
                 weight_grad += raw.T @ hidden[rows]
@@ -158,6 +135,64 @@ class _Logprobs(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _numbers(
+    raw: Tensor, head: Head, targets: Tensor, temperature: float, kept: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities, normalisers and entropies of a chunk of rows from the head's products."""
+    if _fused(raw, head, kept):
+        return fused_logprobs.forward(raw, targets, temperature)
+    logprobs = raw.new_empty(len(raw), dtype=accum_dtype(raw.dtype))
+    normalisers, entropies = torch.empty_like(logprobs), torch.empty_like(logprobs)
+    for part in chunks(len(raw), len(head.weight), CACHED_NUMBERS[raw.device.type]):
+        logits = finished_logits(raw[part], head, temperature)
+        chosen = logits.gather(-1, targets[part, None])[:, 0]
+        if kept is not None:
+            logits = _only(logits, kept[part])
+        top = logits.amax(-1)
+        logits -= top[:, None]
+        shares = logits.exp()
+        total = shares.sum(-1)
+        logprobs[part] = chosen - top - total.log()
+        normalisers[part] = top + total.log()
+        shares.mul_(logits if kept is None else logits.clamp(min=-LOWEST))  # of ids that are left out: 0 * -inf
+        entropies[part] = total.log() - shares.sum(-1) / total
+    return logprobs, normalisers, entropies
+
+
+def _become_slopes(
+    raw: Tensor,
+    head: Head,
+    targets: Tensor,
+    normalisers: Tensor,
+    outgoing: Tensor,
+    temperature: float,
+    kept: Tensor | None,
+) -> None:
+    """The head's products of a chunk of rows become their gradients: they are needed no more."""
+    if _fused(raw, head, kept):
+        fused_logprobs.backward(raw, targets, normalisers, outgoing, temperature)
+        return
+    for part in chunks(len(raw), len(head.weight), CACHED_NUMBERS[raw.device.type]):
+        logits = finished_logits(raw[part], head, temperature)
+        slope = None if head.softcap is None else 1 - (logits * temperature / head.softcap) ** 2
+        logits -= normalisers[part, None]
+        if kept is None:
+            grad = logits.exp_().mul_(-outgoing[part, None])
+        else:
+            ids = kept[part].long()
+            shares = _only(logits, ids).exp_().mul_(-outgoing[part, None])
+            grad = torch.zeros_like(logits).scatter_add_(-1, ids.clamp(min=0), shares)
+        grad.scatter_add_(-1, targets[part, None], outgoing[part, None].to(grad.dtype))
+        if slope is not None:
+            grad *= slope
+        raw[part] = grad if temperature == 1.0 else grad / temperature
+
+
+def _fused(raw: Tensor, head: Head, kept: Tensor | None) -> bool:
+    """Whether one kernel does all that comes after the head's product."""
+    return head.softcap is None and kept is None and fused_logprobs.usable(raw.device, raw.dtype)
 
 
 def _only(logits: Tensor, kept: Tensor) -> Tensor:

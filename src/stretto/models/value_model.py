@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from stretto.kernels.cpu.backward import take_over
+from stretto.kernels.cuda.fused_layers import fuse_layers
 from stretto.models import attention
 from stretto.models.load import Policy, hidden_states
 from stretto.models.logprob_head import accum_dtype
@@ -105,6 +106,7 @@ def load_value_model(
     network.requires_grad_(adapter is None)
     if not files.scratch:  # whose layers were taken over where it was loaded
         take_over(network)
+        fuse_layers(network)
     if adapter is not None:
         if shared is not None and shared.adapted is not None and files.scratch:
             share_frozen(network.get_decoder(), shared.network.get_decoder())

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from stretto.errors import RecipeError
+from stretto.kernels.cuda import fused_adamw
 from stretto.recipe.schema import UpdateSection as Section
 from stretto.training.optimizer import EPS, MasterAdamW, Place, Places, joined, wide_master
 
@@ -229,9 +230,33 @@ class NarrowAdamW(MasterAdamW):
     def _move(self, gradients: Mapping[str, Tensor], rate: float) -> None:
         for name, weight in self.parameters.items():
             state, gradient = self.states[name], gradients[name]
+            if self._in_one_kernel(name, weight.detach(), state, gradient, rate):
+                continue
             rows = max(1, PIECE.get(weight.device.type, 1 << 18) // max(1, weight.shape[1:].numel()))
             for start in range(0, len(weight), rows):
                 self._move_rows(name, weight, state, slice(start, min(start + rows, len(weight))), gradient, rate)
+
+    def _in_one_kernel(self, name: str, weight: Tensor, state: NarrowState, gradient: Tensor, rate: float) -> bool:
+        """An update of a parameter by a kernel for GPUs; False, and nothing happens, where there is none for it."""
+        place, storage = state.place, state.storage
+        if isinstance(storage, Wide) or place.cut is not None or not weight.is_contiguous():
+            return False
+        if not fused_adamw.usable(weight.device, weight.dtype):
+            return False
+        section = self.section
+        fused_adamw.update(
+            weight, state.rest, gradient.contiguous(), state.moments,
+            block=storage.block if isinstance(storage, Quarter) else None,
+            first=place.first * place.shape[1:].numel(), seed=self._seed(name),
+            step=fused_adamw.AdamStep(
+                rate=rate, update=self.update, betas=section.betas, decay=section.weight_decay, eps=EPS
+            ),
+        )  # fmt: skip
+        return True
+
+    def _seed(self, name: str) -> int:
+        """Of the noise of an update's rounding."""
+        return zlib.crc32(f"{self.update} {name}".encode()) * 0x1E3779B1
 
     def _move_rows(
         self, name: str, weight: Tensor, state: NarrowState, rows: slice, gradient: Tensor, rate: float
@@ -246,8 +271,7 @@ class NarrowAdamW(MasterAdamW):
             beta1=section.betas[0], beta2=section.betas[1], weight_decay=section.weight_decay, eps=EPS,
         )  # fmt: skip
         if not isinstance(state.storage, Wide):
-            seed = zlib.crc32(f"{self.update} {name}".encode()) * 0x1E3779B1
-            noises = noise_of(state.place.numbers(rows, master.device), seed)
+            noises = noise_of(state.place.numbers(rows, master.device), self._seed(name))
             for average, wide, noise in zip((FIRST, SECOND), (first, second), noises, strict=True):
                 state.storage.write(average, state.moments, rows, wide, noise)
         if rest is not None:

@@ -9,13 +9,13 @@ to rounding. Layers keep their class's name and their weights, and copies of the
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, cast
 
 import torch
 from peft.tuners.lora import Linear as Adapted
 from torch import Tensor, nn
 
+from stretto.kernels.by_hand import by_hand, eps_of
 from stretto.models.logprob_head import accum_dtype, chunks
 
 CACHED_NUMBERS = 1 << 18
@@ -144,18 +144,6 @@ class _HandAdapter(Adapted):
         down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
         result: Tensor = _LowRank.apply(states, base.weight, base.bias, down, up, layer.scaling[name])
         return result
-
-
-@cache
-def by_hand(ours: Any, stock: Any) -> Any:
-    """A layer's class with our forward, under its own name."""
-    return type(stock.__name__, (ours, stock), {"__module__": stock.__module__})
-
-
-def eps_of(layer: Any) -> float | None:
-    """What a norm adds below its root; none if it does not say."""
-    eps: float | None = getattr(layer, "variance_epsilon", getattr(layer, "eps", None))
-    return eps
 
 
 def take_over(network: nn.Module) -> None:

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from stretto.kernels.cuda.trials import fault_of
 from stretto.models.segments import Segment, reach_of
 
 GRAIN = 128
@@ -33,6 +34,10 @@ GRAIN = 128
 
 LEAST = 2 * GRAIN
 """Shortest padded row: torch takes a size of 1 for a constant, so a row of one block would be compiled anew."""
+
+MODELS = 64
+"""Compilations of one process: two or three for each set of heads and type, of a policy, a critic, a reward model. The
+compiler's own limit is 8, after which a run would end."""
 
 SMALLEST_HEAD = 16
 """Below this size of a head the kernel refuses."""
@@ -160,8 +165,11 @@ def padded(states: Tensor, length: int) -> Tensor:
 @cache
 def compiled() -> Callable[..., Tensor]:
     """The kernel. Whole or not at all: in pieces it would hold all scores of a row at once."""
+    import torch._dynamo.config as dynamo  # a second, which a run without a GPU need not wait for
+
     # A loss with several denominators goes backward once for each, so what a backward reads must outlive it.
     functorch.donated_buffer = False
+    dynamo.recompile_limit = max(dynamo.recompile_limit, MODELS)
     return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
 
@@ -169,27 +177,14 @@ def compiled() -> Callable[..., Tensor]:
 def usable(device: torch.device, dtype: torch.dtype, heads: Heads, scale: float | None) -> bool:
     """Whether the kernel does such heads: tried once, forward and backward, against plain attention; said if not.
 
-    A trial, because what it refuses differs between versions, GPUs and types: sizes that need more shared memory than
-    there is, a machine without a compiler.
+    It refuses, for one, sizes that need more shared memory than there is.
     """
     if dtype not in ALLOWED:
         return False
     if min(heads[2:]) < SMALLEST_HEAD:
         return refused(heads, f"heads are smaller than {SMALLEST_HEAD}")
-    # This may run inside a forward whose activations are recomputed: the trial's own must not be.
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the compiler recommends shorter formats for fp32
-                difference = trial(device, dtype, heads, scale)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # compilers and drivers raise anything
-            root: BaseException = error
-            while root.__cause__ is not None:
-                root = root.__cause__
-            return refused(heads, (str(root).strip() or type(root).__name__).splitlines()[0])
-    return difference <= ALLOWED[dtype] or refused(heads, f"its result is off by {difference:.2g}")
+    fault = fault_of(lambda: trial(device, dtype, heads, scale), ALLOWED[dtype])
+    return fault is None or refused(heads, fault)
 
 
 def refused(heads: Heads, reason: str) -> bool:
@@ -228,6 +223,8 @@ def trial(device: torch.device, dtype: torch.dtype, heads: Heads, scale: float |
         output = attention(*inputs)
         gradients = [torch.autograd.grad(output, inputs, outgoing, retain_graph=True) for _ in range(2)]
         with torch.no_grad():
-            found = (output, attention(*inputs), *gradients[0], *gradients[1])
+            # As a forward without gradients has them, which is another compilation than one whose inputs want some.
+            alone = attention(*(tensor.detach() for tensor in inputs))
+            found = (output, alone, *gradients[0], *gradients[1])
         results.append([tensor.detach().double() for tensor in found])
     return max(float((other - one).norm() / one.norm()) for one, other in zip(*results, strict=True))

@@ -1,0 +1,29 @@
+"""Whether a kernel does on this machine what plain operations do: tried once on small numbers, and said if not."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+
+
+def fault_of(trial: Callable[[], float], allowed: float) -> str | None:
+    """Why a kernel is not to be used, or none: `trial` returns the largest relative difference from the plain way.
+
+    A trial, because what a kernel refuses differs between versions, GPUs and types, and a machine may have no compiler.
+    """
+    # This may run inside a forward whose activations are recomputed: the trial's own must not be.
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # compilers recommend shorter formats for fp32
+                difference = trial()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # compilers and drivers raise anything
+            root: BaseException = error
+            while root.__cause__ is not None:
+                root = root.__cause__
+            return (str(root).strip() or type(root).__name__).splitlines()[0]
+    return None if difference <= allowed else f"its result is off by {difference:.2g}"
