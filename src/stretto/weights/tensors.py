@@ -9,6 +9,7 @@ fast as memory is read, but says nothing that another kind of device could say t
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -21,6 +22,9 @@ from torch.nn.functional import pad
 
 One = TypeVar("One")
 Other = TypeVar("Other")
+
+Kind = tuple[torch.device, torch.dtype, torch.dtype, int]
+"""Where tensors are, their type, the one they are rounded to, how many numbers they have."""
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes of an element -> whole numbers of that size."""
@@ -38,19 +42,32 @@ SMALL = 1 << 7
 """Rows that are not worth a second thread."""
 
 
+FEW = 1 << 22
+"""Bytes of a tensor that a GPU reads beside others of its size: a kernel takes longer to start than to read it."""
+
+
 def checksums(
     tensors: Iterable[tuple[str, Tensor]], rounded: Mapping[str, torch.dtype] | None = None
 ) -> dict[str, str]:
     """The checksum of each tensor, or of what it is when it is `rounded` to another type."""
-    sums = {name: weighed(tensor, (rounded or {}).get(name, tensor.dtype)) for name, tensor in tensors}
+    sums, sizes, alike = dict[str, Tensor](), dict[str, int](), defaultdict[Kind, dict[str, Tensor]](dict)
+    for name, tensor in tensors:
+        dtype, sizes[name] = (rounded or {}).get(name, tensor.dtype), tensor.numel()
+        if tensor.device.type != "cpu" and tensor.nbytes <= FEW:
+            alike[tensor.device, tensor.dtype, dtype, tensor.numel()][name] = tensor
+        else:
+            sums[name] = weighed(tensor, dtype)
+    for (_, _, dtype, _), many in alike.items():
+        table = torch.stack([tensor.detach().reshape(-1) for tensor in many.values()]).to(dtype)
+        sums |= zip(many, weighed_rows(table).unbind(), strict=True)
     places: dict[torch.device, list[str]] = {}
     for name, found in sums.items():
         places.setdefault(found.device, []).append(name)
     told: dict[str, str] = {}
     for names in places.values():  # what is on a device leaves it at once
         numbers = torch.stack([sums[name] for name in names]).tolist()
-        told |= {name: f"{number % 2**64:016x}" for name, number in zip(names, numbers, strict=True)}
-    return {name: told[name] for name in sums}
+        told |= {name: f"{(number + sizes[name]) % 2**64:016x}" for name, number in zip(names, numbers, strict=True)}
+    return {name: told[name] for name in sizes}
 
 
 def checksum(tensor: Tensor) -> str:
@@ -67,12 +84,24 @@ def weighed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The sum of a tensor's words, each times the numbers of its row and its column."""
     flat, device = tensor.detach().contiguous().reshape(-1), tensor.device
     numbers = ROW * WORD // dtype.itemsize
-    rows, found, first = odd(ROW, -(-flat.numel() // numbers), device), torch.tensor(flat.numel(), device=device), 0
+    rows, found, first = (
+        odd(ROW, -(-flat.numel() // numbers), device),
+        torch.zeros((), dtype=torch.int64, device=device),
+        0,
+    )
     for part in flat.split(ROWS.get(device.type, 1) * numbers):
         sums = row_sums(words(part.to(dtype)))
         found += (sums * rows[first : first + len(sums)]).sum()
         first += len(sums)
     return found
+
+
+def weighed_rows(table: Tensor) -> Tensor:
+    """(n, numbers) tensors of one size -> (n) the same sum of each."""
+    raw = table.view(torch.uint8)
+    words = pad(raw, (0, -raw.shape[1] % (ROW * WORD))).view(torch.int64).view(len(table), -1, ROW)
+    sums = (words * odd(0, ROW, table.device)).sum(2)
+    return (sums * odd(ROW, words.shape[1], table.device)).sum(1)
 
 
 def row_sums(table: Tensor) -> Tensor:
