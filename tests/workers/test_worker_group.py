@@ -204,9 +204,9 @@ def test_where_a_row_fits_one_device_of_a_cell_and_not_another_memory_is_what_is
         cell = next(name for name, role in worker_group.role.items() if role == "train")
         worker_group.devices[cell] = DEVICES
         worker_group.members[DEVICES[1]] = Full(DEVICES[1])
-        assert not await worker_group.rehearsal.try_row(cell, [], 64)
+        assert not await worker_group.rehearsal.try_row(cell, [], 64, again=False)
         worker_group.members[DEVICES[0]].hangs = True  # for the other's part of a layer
-        await worker_group.rehearsal.try_row(cell, [], 64)
+        await worker_group.rehearsal.try_row(cell, [], 64, again=False)
 
     with pytest.raises(TrainingError, match=rf"^memory: a row of 64 tokens does not fit {DEVICES[1]}, for which"):
         asyncio.run(scenario())

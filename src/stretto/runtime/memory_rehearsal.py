@@ -94,9 +94,13 @@ async def largest_by_doubling(fits: Fits, wanted: int) -> int:
 def _tried(parts: Runtime, cell: Cell, row: LargestRow) -> Fits:
     """Trains rows on a cell; each of its devices has one."""
 
+    batch = parts.recipe.batch
+    answers = batch.prompts * batch.samples // batch.updates_a_step
+
     async def fits(count: int) -> bool:
         samples = made_up(parts, row.trajectories(count) * cell.row_ranks)
-        return await parts.worker_group.rehearsal.try_row(cell.name, samples, count * row.tokens)
+        again = count * cell.row_ranks < answers  # a step has more than one row
+        return await parts.worker_group.rehearsal.try_row(cell.name, samples, count * row.tokens, again=again)
 
     return fits
 

@@ -14,12 +14,14 @@ GB = 2**30
 """As everywhere in this project."""
 
 
-def row_fits(trainer: Trainer, samples: Sequence[Sample], tokens: int) -> bool:
-    """Whether these samples can be trained in rows of so many tokens."""
+def row_fits(trainer: Trainer, samples: Sequence[Sample], tokens: int, *, again: bool = False) -> bool:
+    """Whether these samples can be trained in rows of so many tokens; `again` after one, beside whose gradients a
+    forward has less room."""
     before, trainer.token_budget = trainer.token_budget, tokens
     trainer.begin()
     try:
-        trainer.accumulate(samples)
+        for _ in range(1 + again):
+            trainer.accumulate(samples)
         return trainer.token_budget == tokens  # or it went on with smaller rows
     except TrainingError:
         return False

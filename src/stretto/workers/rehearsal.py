@@ -30,10 +30,10 @@ class RehearsalCalls:
         """What trains a model."""
         raise NotImplementedError
 
-    def try_row(self, model: str, samples: Sequence[Sample], tokens: int) -> bool:
-        """Whether a row of so many tokens can be trained; nothing of it stays."""
+    def try_row(self, model: str, samples: Sequence[Sample], tokens: int, again: bool) -> bool:
+        """Whether a row of so many tokens can be trained, `again` beside the gradients of one; nothing of it stays."""
         self.sleepers.enter(TRAINS[model])
-        return row_fits(self.trained(model), samples, tokens)
+        return row_fits(self.trained(model), samples, tokens, again=again)
 
     def limit(self, model: str, tokens: int) -> None:
         """Rows have at most so many tokens from now on."""
@@ -60,14 +60,14 @@ class Rehearsal:
     def __init__(self, worker_group: WorkerGroup) -> None:
         self.worker_group = worker_group
 
-    async def try_row(self, cell: str, samples: Sequence[Sample], tokens: int) -> bool:
-        """Whether each device of a training cell can train a row of so many tokens.
+    async def try_row(self, cell: str, samples: Sequence[Sample], tokens: int, *, again: bool) -> bool:
+        """Whether each device of a training cell can train a row of so many tokens, `again` beside another's gradients.
 
         TrainingError where some cannot, and the others wait for them: they cannot try again.
         """
         group, model = self.worker_group, self._trained(cell)
         devices, seconds = group.devices[cell], group.patience.train
-        calls = (group.worker(device, seconds).try_row(model, list(samples), tokens) for device in devices)
+        calls = (group.worker(device, seconds).try_row(model, list(samples), tokens, again) for device in devices)
         answers = await asyncio.gather(*calls, return_exceptions=True)
         full = [device for device, fits in zip(devices, answers, strict=True) if fits is False]
         if full and any(isinstance(answer, BaseException) for answer in answers):
