@@ -342,12 +342,11 @@ async def _steps(model: str, changes: list[str], *, longest: int, steps: int) ->
     import torch
 
     from stretto.api.recipes import open_recipe
-    from stretto.placement.cluster import parse_cluster
     from stretto.planner.forecast import setting_of
     from stretto.runtime.build import build_runtime
-    from stretto.runtime.forecast import expectation
+    from stretto.runtime.forecast import expectation, planned
     from stretto.runtime.memory_rehearsal import rehearse_if_asked
-    from stretto.runtime.plans import make_plan
+    from stretto.runtime.plans import cluster_of_run
     from stretto.runtime.schedule import run_step
     from stretto.runtime.spans import Clock
 
@@ -363,14 +362,15 @@ async def _steps(model: str, changes: list[str], *, longest: int, steps: int) ->
         [f"model.name={model}", "guards.max_k3=null", "checkpoint.best=null", *settings, *changes],
         deep=False,
     )
-    plan, notes = make_plan(recipe), list[str]()
+    notes = list[str]()
 
     def note(text: str) -> None:
         say(text)
         notes.append(text)
 
-    cluster = parse_cluster(f"1x{torch.cuda.get_device_name()}" if gpu else "1xcpu")
-    expected = expectation(recipe, setting_of(recipe, TOP, cluster), plan) or {"seconds": {}, "memory_gb": {}}
+    plan = planned(recipe, TOP, note).plan
+    setting = setting_of(recipe, TOP, cluster_of_run(recipe))
+    expected = expectation(recipe, setting, plan) or {"seconds": {}, "memory_gb": {}}
     begun = time.perf_counter()
     parts = await build_runtime(recipe, plan=plan, root=TOP, folder=None, note=note)
     loaded, rows = time.perf_counter() - begun, []

@@ -113,7 +113,7 @@ class ForcedEngine(NativeEngine):
     def __init__(
         self, policy: Policy, *, rounds: Sequence[Sequence[PreparedPrompt]], lengths: NDArray[np.int64]
     ) -> None:
-        super().__init__(endless(policy))
+        super().__init__(endless(policy), graphs=True)  # as a run has them on a GPU
         self.lengths = {
             each.tokens.tobytes(): row for asked in rounds for each, row in zip(asked, lengths.tolist(), strict=True)
         }
@@ -247,7 +247,7 @@ def rollout(job: Job) -> JobResult:
     rounds, lengths = read_prompts(job), answer_lengths(job.case)
     section, device = model_section(job.model, job.case), choose_device("auto")
     policy = load(section, locate(section.name, Path(job.model)), seed=SEED, device=device)
-    engine, seconds = NativeEngine(endless(policy)), []
+    engine, seconds = NativeEngine(endless(policy), graphs=True), []
     for asked in rounds:
         wanted = requests(asked, lengths)
         begun = time.perf_counter()
