@@ -19,7 +19,8 @@ from stretto.placement.rates import Rates
 from stretto.planner.cost import memory
 from stretto.planner.cost.lengths import LengthDistribution
 from stretto.planner.cost.mesh import Mesh, Site
-from stretto.planner.cost.seconds import Costs, Precision
+from stretto.planner.cost.precision import Precision
+from stretto.planner.cost.seconds import Costs
 from stretto.planner.cost.shapes import ModelShape, named_shape
 
 CASES = Path(__file__).resolve().parents[2] / "benchmarks" / "planner_cases.csv"

@@ -128,8 +128,11 @@ def test_products_in_full_precision_lack_the_tensor_cores_of_a_gpu(precision, ti
     shape = replace(DENSE, vocab=0)
     most = costs.compute(shape, site(), load)
     assert costs.compute(shape, site(), load, precision=precision) == pytest.approx(times * most)
-    on_cpu = Site(device=find_device("cpu"), mesh=Mesh(devices=1))
-    assert costs.compute(shape, on_cpu, load, precision=precision) == costs.compute(shape, on_cpu, load)
+    assert costs.compute(shape, on_cpu(), load, precision=precision) == costs.compute(shape, on_cpu(), load)
+
+
+def on_cpu():
+    return Site(device=find_device("cpu"), mesh=Mesh(devices=1))
 
 
 def test_messages_are_as_wide_as_the_model_computes():
@@ -139,11 +142,17 @@ def test_messages_are_as_wide_as_the_model_computes():
 
 
 def test_a_base_in_few_bits_is_smaller_and_moves_more_bytes_because_each_product_makes_it_wide():
-    ticks = [Costs().tick(DENSE, site(), 1, 100, precision=p) for p in ("bfloat16", "nf4", "int8")]
+    ticks = [Costs().tick(DENSE, site(), 1, 100, precision=p) for p in ("bfloat16", "int8", "nf4")]
     held = [Costs().weight_bytes(DENSE, site(), math.inf, p) for p in ("bfloat16", "int8", "nf4")]
     assert ticks == sorted(ticks) and held == sorted(held, reverse=True)
     bf16, narrow = (Costs(widens=False).tick(DENSE, site(), 1, 100, precision=p) for p in ("bfloat16", "nf4"))
     assert narrow < bf16 == ticks[0], "an engine whose kernels read few bits"
+
+
+def test_adapters_are_products_of_their_own_where_the_native_engine_decodes_on_a_gpu():
+    for place, recorded, longer in ((site(), "alone", True), (site(), "all", False), (on_cpu(), "alone", False)):
+        plain, adapted = (Costs(recorded=recorded).tick(DENSE, place, 8, 100, adapter=rank) for rank in (0, 16))
+        assert adapted == pytest.approx(plain + longer * DENSE.layers * Rates().adapted_layer)
 
 
 def test_decoding_has_a_floor_that_no_number_of_ranks_removes():

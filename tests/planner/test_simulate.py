@@ -299,11 +299,12 @@ def test_the_native_engine_has_room_for_the_longest_answer_of_each_that_it_lets_
     assert native.cached * side.token <= native.room.share * side.device.memory
     assert [cell.memory_share for cell in said["told"].plan.cells] == [None, None]
     # A run of a strategy takes it over, and without it goes on with the usual share.
-    setting, plain = prices_of(work, "1xH100").setting, choice.plan(prices.setting)
-    room = with_caches(plain, setting, Placement(), budget=16384)
+    setting = prices_of(work, "1xH200").setting
+    plain = choice.plan(setting)
+    room = with_caches(plain, setting, Placement(), budget=8192)
     share = next(cell.memory_share for cell in room.cells if cell.role == "generate")
     assert share is not None and share > CACHE_SHARE
-    steps = [forecast_of(plan, setting, Placement(), budget=16384).step for plan in (room, plain)]
+    steps = [forecast_of(plan, setting, Placement(), budget=8192).step for plan in (room, plain)]
     assert steps[0] < steps[1]
     on_cpu = prices_of(work, "1xcpu").setting
     assert with_caches(plain, on_cpu, Placement(), budget=4096) == plain

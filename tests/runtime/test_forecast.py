@@ -107,7 +107,7 @@ def test_a_copy_that_is_too_large_for_a_device_is_cut(devices, strategy, cells, 
         assert max(told.expected["memory_gb"].values()) < 2.08
 
 
-@pytest.mark.parametrize(("gigabytes", "tokens"), [(1.95, 576), (2.085, 1152)])
+@pytest.mark.parametrize(("gigabytes", "tokens"), [(1.98, 576), (2.085, 1152)])
 def test_a_cell_of_several_devices_gets_micro_batches_that_fit_because_it_cannot_cut_them(
     gigabytes, tokens, here, monkeypatch
 ):

@@ -15,7 +15,8 @@ from stretto.algorithms.catalog import facts_of
 from stretto.engines.native.admission import CACHE_SHARE
 from stretto.errors import Problem, RecipeError
 from stretto.planner.cost.lengths import Counts, LengthDistribution
-from stretto.planner.cost.seconds import Precision, Recorded
+from stretto.planner.cost.precision import Precision
+from stretto.planner.cost.seconds import Recorded
 from stretto.planner.cost.shapes import ModelShape
 from stretto.planner.cost.token_load import TokenLoad
 from stretto.planner.model_shapes import shape_of_model

@@ -14,7 +14,8 @@ from typing import Literal, NamedTuple
 from stretto.placement.devices import GB, Device
 from stretto.planner.cost.few_bits import held_bytes
 from stretto.planner.cost.mesh import Mesh, Site
-from stretto.planner.cost.seconds import BYTES, Costs, Precision, width
+from stretto.planner.cost.precision import BYTES, Precision, width
+from stretto.planner.cost.seconds import Costs
 from stretto.planner.cost.shapes import ModelShape
 
 Activations = Literal["keep", "recompute", "offload"]
@@ -140,15 +141,16 @@ def states(
 
 
 def layer_bytes(shape: ModelShape, precision: Precision = "bfloat16") -> float:
-    """What one layer keeps per token for its backward, with fused attention; the published count is of 2 bytes each.
+    """What one layer keeps per token for its backward, with fused attention, norms and gates: what goes into both norms
+    and comes out of them, queries, keys, values and their mix, gate, up and the product of both.
 
-    h (18 + 4 ffn / h) (Korthikanti et al. 2022, without the scores, which are never stored); in a layer with experts
-    each token's share counts, plus three sorted copies of the routed hidden vectors.
+    In a layer with experts each token's share counts, plus three sorted copies of the routed hidden vectors.
     """
-    inner = 4.0 * shape.ffn
+    heads = 2 * shape.heads * shape.queries + 2 * shape.kv_heads * shape.head_dim
+    inner = 3.0 * shape.ffn
     if shape.experts:
-        inner = 4.0 * (shape.top_k + shape.shared_experts) * shape.expert_ffn + 6.0 * shape.top_k * shape.hidden
-    return width(precision) / 2 * (18.0 * shape.hidden + inner)
+        inner = 3.0 * (shape.top_k + shape.shared_experts) * shape.expert_ffn + 3.0 * shape.top_k * shape.hidden
+    return width(precision) * (4.0 * shape.hidden + heads + inner)
 
 
 def activations(
@@ -171,14 +173,13 @@ def activations(
 
 
 def _own_layer(shape: ModelShape, mesh: Mesh, precision: Precision) -> float:
-    """Of `layer_bytes` what is on one rank. Where states between layers are in full, 10 h of the 18 are (Korthikanti et
-    al. 2022: what goes into norms, products and dropout), and so are rows that were sorted for experts which are cut
-    inside."""
+    """Of `layer_bytes` what is on one rank. Where states between layers are in full, so is what goes into norms and
+    comes out of them, and so are rows that were sorted for experts which are cut inside."""
     whole = layer_bytes(shape, precision)
     if mesh.cuts_all:
         return whole / mesh.tp
     sorted_rows = 6.0 * shape.top_k if shape.experts and mesh.ep == 1 else 0.0
-    full = width(precision) / 2 * (10.0 + sorted_rows) * shape.hidden
+    full = width(precision) / 2 * (8.0 + sorted_rows) * shape.hidden
     return full + (whole - full) / mesh.tp
 
 

@@ -17,25 +17,9 @@ from stretto.planner.cost.decode_time import Decoding
 from stretto.planner.cost.exchanges import held_of, over_copies, over_shards
 from stretto.planner.cost.few_bits import widened_bytes
 from stretto.planner.cost.mesh import Site
+from stretto.planner.cost.precision import BYTES, UNAIDED, Precision, width
 from stretto.planner.cost.shapes import ModelShape
 from stretto.planner.cost.token_load import TokenLoad
-
-Precision = Literal["float64", "float32", "bfloat16", "float16", "fp8", "int8", "nf4"]
-
-BYTES: dict[Precision, float] = {
-    "float64": 8.0,
-    "float32": 4.0,
-    "bfloat16": 2.0,
-    "float16": 2.0,
-    "fp8": 1.03,
-    "int8": 1.03,
-    "nf4": 0.53,
-}
-"""Bytes of a stored weight, scales included: fp32 ones per 128 weights, or fewer, for 8 bits, doubly quantised ones per
-64 for NF4."""
-
-UNAIDED: dict[Precision, float] = {"float32": 1 / 16, "float64": 1 / 32}
-"""Of a GPU's bf16 products, what it reaches where tensor cores do not help: 67 and 34 of an H100's 989 TFLOP/s."""
 
 DEFAULT = Rates()
 """The constants where nothing was measured."""
@@ -54,11 +38,6 @@ NARROW = 128.0
 
 Recorded = Literal["all", "alone", "none"]
 """Decode steps that an engine records: all, those of a device that generates alone without experts, or none."""
-
-
-def width(precision: Precision) -> float:
-    """Bytes of one number of a hidden vector or a cache: those of the model where it is not quantised."""
-    return max(BYTES[precision], 2.0)
 
 
 def narrow(size: float) -> float:
@@ -302,7 +281,14 @@ class Costs:
         return shape.kv_bytes(context, width=width(precision)) / min(site.mesh.tp, heads)
 
     def tick(
-        self, shape: ModelShape, site: Site, batch: float, context: float, *, precision: Precision = "bfloat16"
+        self,
+        shape: ModelShape,
+        site: Site,
+        batch: float,
+        context: float,
+        *,
+        precision: Precision = "bfloat16",
+        adapter: int = 0,
     ) -> float:
         """One token for each of `batch` sequences of this mean length on one lane (the ranks of `site`).
 
@@ -311,15 +297,19 @@ class Costs:
         """
         own = batch / (site.mesh.dp * site.mesh.pp)
         cache = own * self.cache_bytes(shape, site, context, precision)
-        return self.decoding(shape, site, batch, precision=precision).seconds(cache)
+        return self.decoding(shape, site, batch, precision=precision, adapter=adapter).seconds(cache)
 
-    def decoding(self, shape: ModelShape, site: Site, batch: float, *, precision: Precision = "bfloat16") -> Decoding:
+    def decoding(
+        self, shape: ModelShape, site: Site, batch: float, *, precision: Precision = "bfloat16", adapter: int = 0
+    ) -> Decoding:
         """What a tick of so many sequences takes, but for reading their caches."""
         mesh, rates = site.mesh, self.rates
         own = batch / (mesh.dp * mesh.pp)
         ceiling = site.device.matmul * rates.matmul_share * self.gain(site, precision)
         products = 2 * shape.active_params * own / mesh.tp / ceiling
         layer = rates.tick_layer if self.records(shape, site) else max(rates.tick_layer, rates.plain_layer)
+        if adapter and self.recorded != "all" and site.device.kind.has_own_memory:
+            layer += rates.adapted_layer
         fixed = rates.tick + layer * shape.layers + rates.tick_request * own
         moved = TokenLoad(tokens=batch / mesh.pp, pairs=0.0, sequences=batch)
         messages = self.messages(shape, site, moved, 1.0, precision) * mesh.pp

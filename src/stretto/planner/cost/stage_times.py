@@ -161,7 +161,7 @@ class StageTimes:
         shape, precision = work.shapes["generate"], work.precision_of("generate")
 
         def tick(active: float, context: float) -> float:
-            return self.costs.tick(shape, site, active, context, precision=precision)
+            return self.costs.tick(shape, site, active, context, precision=precision, adapter=work.adapter)
 
         prompts = TokenLoad.sequence(float(work.prompt), count=math.ceil(groups / lanes))
         seconds = self.prefill(site, prompts)
@@ -204,7 +204,9 @@ class PlanDurations:
         site, costs = self.sites[cell], self.prices.costs
         key = (id(site), active)
         if key not in self.ticks:
-            self.ticks[key] = costs.decoding(self.shape, site, active, precision=self.precision)
+            self.ticks[key] = costs.decoding(
+                self.shape, site, active, precision=self.precision, adapter=self.work.adapter
+            )
         own = active / (site.mesh.dp * site.mesh.pp)
         return self.ticks[key].seconds(own * costs.cache_bytes(self.shape, site, context, self.precision))
 

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from stretto.placement.transport import TensorPath
 from stretto.planner.cost.collectives import Wires
 from stretto.planner.cost.mesh import Site
-from stretto.planner.cost.seconds import BYTES, Costs, Precision
+from stretto.planner.cost.precision import BYTES, Precision
+from stretto.planner.cost.seconds import Costs
 from stretto.planner.cost.shapes import ModelShape
 
 BUCKET = 32 * 2.0**20
