@@ -102,7 +102,8 @@ class _FusedNorm(Fused):
     def forward(self, states: Tensor) -> Tensor:
         """As its class, in one kernel."""
         layer: Any = self
-        if states.dtype != layer.weight.dtype or not states.is_cuda:
+        # One that is cut over devices is no plain parameter, and not the kernel's to read.
+        if states.dtype != layer.weight.dtype or not states.is_cuda or type(layer.weight) is not nn.Parameter:
             own: Tensor = super().forward(states)
             return own
         result: Tensor = _NormKernel.apply(states, layer.weight, eps_of(layer))
