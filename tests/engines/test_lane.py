@@ -115,7 +115,7 @@ def test_who_has_not_met_the_others_says_so():
         LaneLink(rank=1, size=2).add(torch.zeros(1))
 
 
-@pytest.mark.parametrize("how", slow_but("killed", of=["killed", "stopped", "left"]))
+@pytest.mark.parametrize("how", slow_but(of=["killed", "stopped", "left"]))
 def test_who_waits_for_a_process_that_is_lost_says_so_in_time(how, tmp_path):
     store, context = store_at(LOOPBACK), multiprocessing.get_context(METHOD)
     given = (2, (LOOPBACK, store.port), tmp_path, how)
