@@ -30,6 +30,7 @@ ARROWS = {
     | {
         "algorithms.base",
         "algorithms.own_facts",
+        "engines.vllm.server_http",  # what a server of the user's says of itself
         "environments",
         "models",
         "openmp",
@@ -115,6 +116,7 @@ FILES = {
     "engines.native.engine": BASE | {"engines", "models", "kernels", "training.packing"},
     # An engine with weights of its own says itself where they are not those that were published.
     "engines.vllm.engine": BASE | {"engines", "models", "weights"},
+    "engines.vllm.served_engine": BASE | {"engines", "models", "weights"},
     # It runs in the engine's own Python, which has nothing of the project.
     "engines.vllm.host": set(),
     "engines.vllm.engine_args": set(),
@@ -159,6 +161,8 @@ TORCH_FREE_FILES = (
     "engines.base",
     "engines.native.admission",
     "engines.scripted",
+    "engines.vllm.server_http",
+    "engines.vllm.server_transport",
     "runtime.explain_run",
     "runtime.live_page",
     "runtime.user_functions",

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from fake_server import FakeServer
 from running import recipe_in
 from stretto.checks.machine.base import Gpu, MachineCheck
 from stretto.checks.machine.engine_python import engine_python, installed, vllm_is_installed
 from stretto.checks.machine.facts import look
 from stretto.errors import RecipeError
+from stretto.recipe.schema import Recipe
 
 
 def python_with(path, packages):
@@ -73,6 +75,18 @@ def test_what_make_engine_has_built_is_found_beside_the_recipe(tmp_path, monkeyp
     assert engine_python(section, tmp_path) == built
     named = recipe_in(tmp_path, engine={"kind": "vllm", "max_new_tokens": 4, "python": ".venv-vllm"}).engine
     assert engine_python(named, tmp_path) == engine_python(named, tmp_path / "recipes") == built
+
+
+def test_of_a_server_no_python_is_asked_but_the_server(tmp_path):
+    server = FakeServer()
+    recipe = Recipe.model_validate({"engine": {"kind": "vllm", "url": server.url}})
+    setting = MachineCheck(machine=look(), recipe=recipe, root=tmp_path)
+    assert vllm_is_installed(setting).text == f"vLLM 0.32.0 at {server.url} serves /models/base"
+    server.close()
+    found = vllm_is_installed(setting)
+    assert (
+        not found.ok and found.name == "engine.url" and "no server answers" in found.text and "vllm serve" in found.fix
+    )
 
 
 def test_a_recipe_without_it_is_not_asked(tmp_path):

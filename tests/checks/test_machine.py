@@ -185,6 +185,8 @@ def test_shared_memory_matters_to_vllm_on_one_device_too(monkeypatch):
     assert "files of 2.50 GB" in told and "--shm-size=4g" in told
     assert resources.engine_files_have_room(setting(recipe=recipe)).ok
     assert resources.engine_files_have_room(setting(recipe=on("2xcpu"))) is None
+    recipe["engine"]["url"] = "http://there"  # which reads an adapter from the run's folder
+    assert resources.engine_files_have_room(setting(shared=0, recipe=recipe)) is None
 
 
 def test_disk_has_room_for_what_is_kept(tmp_path, monkeypatch, billion):

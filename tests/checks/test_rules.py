@@ -152,7 +152,6 @@ WRONG = [
     (["batch.lengths={response: {cap: 4000}}"], "batch.lengths.response.cap", "above engine.max_new_tokens"),
     (["batch.lengths={response: {mean: 5, cap: 4}}"], "batch.lengths.response", "above the cap of 4"),
     (["batch.lengths={from_run: runs/none}"], "batch.lengths.from_run", "no folder of a run"),
-    (["engine={kind: vllm, url: 'http://x'}"], "engine.url", "not available yet"),
     (["engine.kind=vllm", "model.dtype=float64"], "model.dtype", "does not compute in float64"),
     (["engine={kind: vllm, speculate: false}"], "engine.speculate", "no effect on vllm"),
     (["engine={kind: vllm, arguments: {max_num_seq: 4}}"], "engine.arguments.max_num_seq", "is no argument of vLLM"),
@@ -630,3 +629,30 @@ def test_vllm_has_room_for_adapters_up_to_a_rank_and_for_no_mixture(tmp_path):
     (problem,) = vllm_can_do_it(recipe, scene)
     assert problem.field == "engine.kind" and "a mixture of experts" in problem.reason
     assert not list(vllm_can_do_it(recipe, replace(scene, planning=True)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "told"),
+    [
+        ({}, None, ""),
+        ({"model.adapter": None}, "engine.url", "is sent adapters only"),
+        ({"model.name": "scratch"}, "engine.url", "a model that the run makes itself"),
+        ({"placement.cluster": "2xcpu"}, "engine.url", "one device that trains, and placement names 2"),
+        ({"engine.url": "http://a:b@x"}, "engine.url", "http://a:b@x is no address of a server"),
+        ({"engine.url": "x:8000"}, "engine.url", "x:8000 is no address of a server"),
+        ({"engine.memory_share": 0.2}, "engine.memory_share", "no effect beside engine.url"),
+        ({"engine.python": "p"}, "engine.python", "no effect beside engine.url"),
+        ({"engine.arguments": {"enforce_eager": True}}, "engine.arguments", "no effect beside engine.url"),
+    ],
+)
+def test_a_server_that_runs_already_is_for_adapters_of_one_device_and_was_told_what_it_is(
+    tmp_path, changes, field, told
+):
+    sections = {"model": {"name": "some/model", "adapter": {}}, "engine": {"kind": "vllm", "url": "http://x:8000"}}
+    for key, value in changes.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    scene = CheckContext(root=tmp_path, probes=PROBES, prompts=(), complete=True)
+    found = list(vllm_can_do_it(Recipe.model_validate(sections), scene))
+    assert [problem.field for problem in found] == ([field] if field else [])
+    assert all(told in problem.reason for problem in found)

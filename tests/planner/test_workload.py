@@ -57,7 +57,6 @@ def refused(planned, *changes):
         (("model.adapter=null", "algorithm.kl.coef=0.1", "roles.reference={shape: phi-4}"), "a reference of its own"),
         (("model.shape=mixtral-8x7b", "engine.kind=vllm"), "vLLM with a mixture of experts"),
         (("model.quantize=nf4", "engine.kind=vllm"), "vLLM on a quantised base"),
-        (("engine.kind=vllm", "engine.url=http://there"), "an engine that runs already"),
         (("model.shape=gpt-oss-20b", "model.quantize=int8"), "a base in few bits of this family"),
     ],
 )  # fmt: skip
@@ -65,6 +64,14 @@ def test_what_no_plan_can_execute_every_plan_waits_for(planned, changes, told):
     work = planned("model.shape=qwen2.5-0.5b", *changes)
     assert work.unmade == (told,)
     assert list(Candidate(strategy="flatten", devices=1).waits_for(work)) == [told]
+
+
+def test_of_a_server_that_runs_already_nothing_is_known_and_one_device_trains_beside_it(planned):
+    work = planned("model.shape=qwen2.5-0.5b", "engine.kind=vllm", "engine.url=http://there:8000")
+    assert any(told.startswith("how fast http://there:8000 generates cannot be known here") for told in work.assumed)
+    one, two = (Candidate(strategy="flatten", devices=count) for count in (1, 2))
+    assert list(one.waits_for(work)) == [] and not work.engine_apart
+    assert list(two.waits_for(work)) == ["a server of your own beside several devices"]
 
 
 def test_adapters_on_layers_of_unknown_size_are_told(planned):

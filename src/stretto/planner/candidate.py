@@ -170,6 +170,7 @@ class Candidate:
             (any(split.width > split.dp for split in frozen), "frozen models that are cut in more than slices"),
             (self._values_apart(workload), "values of a critic in slices where it is not trained"),
             (workload.exact and self.train.width > 1, "the exact KL of a model in slices"),
+            (workload.served and self.devices > 1, "a server of your own beside several devices"),
         )
         yield from dict.fromkeys((*(what for asked, what in told if asked), *workload.unmade))
 

@@ -18,8 +18,6 @@ def unmade(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> Iterator[str]:
         yield "float16"
     if "reference" in shapes and isinstance(recipe.roles.reference, RoleModel) and recipe.roles.teacher is None:
         yield "a reference of its own"
-    if getattr(recipe.engine, "url", None) is not None:
-        yield "an engine that runs already"
     if vllm and few_bits:
         yield "vLLM on a quantised base"
     if vllm and policy.experts:
@@ -29,7 +27,9 @@ def unmade(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> Iterator[str]:
 
 
 def uncounted(recipe: Recipe, policy: ModelShape) -> Iterator[str]:
-    """Adapters of which only the model's files say how large they are."""
+    """A server that nobody here knows, and adapters of which only the model's files say how large they are."""
+    if (url := getattr(recipe.engine, "url", None)) is not None:
+        yield f"how fast {url} generates cannot be known here: it is priced as if the plan's own devices did it"
     chosen = recipe.model.adapter.targets if recipe.model.adapter else ()
     known = {*policy.attention_inputs, *PROJECTIONS}
     if not isinstance(chosen, str) and (names := [name for name in chosen if name not in known]):

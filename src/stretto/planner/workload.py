@@ -102,6 +102,8 @@ class StepWorkload:
     """Price of a GPU per hour."""
     seed: int = 0
     """Seed of the lengths that are drawn."""
+    served: bool = False
+    """Whether a server of the user's generates, and not the plan's devices."""
     unmade: tuple[str, ...] = ()
     """What of it nothing can execute yet, wherever it lies."""
     assumed: tuple[str, ...] = ()
@@ -114,8 +116,8 @@ class StepWorkload:
 
     @property
     def engine_apart(self) -> bool:
-        """True if the engine has processes and weights of its own."""
-        return self.engine != "native" and not is_plugin(self.engine)
+        """True if the engine has processes and weights of its own on the devices of a plan."""
+        return self.engine != "native" and not is_plugin(self.engine) and not self.served
 
     @cached_property
     def stages(self) -> tuple[str, ...]:
@@ -258,6 +260,7 @@ def workload_of(recipe: Recipe, root: Path) -> StepWorkload:
         nccl=recipe.placement.nccl,
         price=recipe.placement.price_per_gpu_hour,
         seed=recipe.seed,
+        served=getattr(recipe.engine, "url", None) is not None,
         unmade=tuple(unmade(recipe, shapes)),
         assumed=(*assumed, *uncounted(recipe, shapes["train"])),
     )

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from stretto.algorithms.catalog import AlgorithmFacts, estimator_of, facts_of, find_facts, learns_from_rows
 from stretto.checks.rules.base import DEFAULTS, is_default
 from stretto.placement.strategies import find_strategy
+from stretto.recipe.describe_engine import copy_sentence
 from stretto.recipe.resolve import resolve, taught_alone, vstar_of
 from stretto.recipe.schema import (
     AlgorithmSection,
@@ -22,7 +23,6 @@ from stretto.recipe.schema import (
     MultiConv,
     Recipe,
     RoleModel,
-    VllmEngineSection,
     Vstar,
     choices_in,
 )
@@ -266,13 +266,6 @@ MODELS = {"reward": "reward model", "reference": "reference", "value": "critic"}
 """Role -> the model that only scores."""
 
 
-APART = (
-    "; vLLM samples from a copy of the weights, which is read back and compared after each publish; its noise is a "
-    "seed per request, so an answer is promised to be the same again only where its request does not move"
-)
-"""What is said of an engine with weights of its own."""
-
-
 def plan_sentence(recipe: Recipe) -> str:
     """Where the models live and in what order stages run."""
     cluster = recipe.placement.cluster
@@ -283,7 +276,7 @@ def plan_sentence(recipe: Recipe) -> str:
     if learns_from_rows(recipe.algorithm.name):
         return f"every step trains on rows of the task, on {one or cluster}; nothing is sampled"
     direct = "; gradients and weights pass from card to card by NCCL" if recipe.placement.nccl else ""
-    apart = APART if isinstance(recipe.engine, VllmEngineSection) else ""
+    apart = copy_sentence(recipe.engine)
     if one:
         return (
             f"flatten on {one}: every step generates, then scores{asking}, then trains"

@@ -102,8 +102,9 @@ def widened(recipe: Recipe, setting: PlanningProblem | None, note: Note) -> Plan
 
 
 def expectation(recipe: Recipe, setting: PlanningProblem | None, plan: Plan) -> dict[str, Any] | None:
-    """What a plan is expected to take, or none where the planner cannot tell."""
-    if setting is None:
+    """What a plan is expected to take, or none where the planner cannot tell, such as of a server that it does not
+    know."""
+    if setting is None or setting.workload.served:
         return None
     forecast = foresee.forecast_of(plan, setting, recipe.placement, budget=_usual(recipe, setting))
     return None if forecast is None else foresee.document(forecast, setting, recipe, plan.devices)

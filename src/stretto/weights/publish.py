@@ -42,11 +42,14 @@ def verify_equal(differing: Collection[str], *, of: int, version: int, engine: s
         raise refusal(version, f"{len(differing)} of {of} tensors of {engine} differ from those of {source} ({shown})")
 
 
-def refusal(version: int, told: str) -> WeightsError:
-    """That weights are not what they should be, when, and what to do."""
+MEMORY = "look at that device's memory, or at engine.kind if the engine is your own"
+"""What to do where tensors are not what they should be."""
+
+
+def refusal(version: int, told: str, look: str = MEMORY) -> WeightsError:
+    """That weights are not what they should be, when, and what to do: `look` where."""
     when = f"after step {version}" if version else "before the first step"
     return WeightsError(
         f"publish: {when}, {told}\n"
-        "    fix: stretto resume goes on from the newest checkpoint; if it comes again, look at that device's memory, "
-        "or at engine.kind if the engine is your own, and please report it"
+        f"    fix: stretto resume goes on from the newest checkpoint; if it comes again, {look}, and please report it"
     )

@@ -1,4 +1,6 @@
-"""How a worker starts vLLM for its policy: which Python, on which device, with how much memory and until when."""
+"""How a worker comes to vLLM for its policy: which Python, on which device, with how much memory and until when; or
+which server of the user's.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,9 @@ from stretto.engines.native.cache import memory_of, token_bytes
 from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
 from stretto.engines.vllm.process import PROGRAM, EngineProcess, EngineTransport
 from stretto.engines.vllm.published import base_tensors
+from stretto.engines.vllm.served_engine import ServedEngine
+from stretto.engines.vllm.server_http import served_model
+from stretto.engines.vllm.server_transport import VllmServer
 from stretto.errors import RecipeError
 from stretto.models.load import Policy
 from stretto.recipe.schema import VllmEngineSection
@@ -37,23 +42,58 @@ BLOCK = 256
 
 
 def vllm_engine(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) -> VllmEngine:
-    """vLLM on a worker's device, loaded."""
+    """vLLM on a worker's device, loaded; or where it runs already."""
+    if section.url is not None:
+        return served_engine(policy, section.url, spec)
     settings = settings_of(policy, section, spec)
-    given = spec.recipe.deadlines
-    left = given.start if spec.start_by is None else max(1.0, spec.start_by - time.time())
     return VllmEngine(
         policy,
         starter(engine_python(section, spec.root), spec),
         name=f"vLLM on {spec.device}",
         settings=settings,
-        deadlines=VllmDeadlines(
-            start=EARLIER * given.start,
-            generate=EARLIER * given.generate,
-            publish=EARLIER * given.publish,
-            first=EARLIER * left,
-        ),
+        deadlines=patience_of(spec),
         share=lambda: asked_share(spec.torch_device, weight_bytes(policy) + settings.cache_bytes),
     )
+
+
+def patience_of(spec: WorkerSpec) -> VllmDeadlines:
+    """How long vLLM may take."""
+    given = spec.recipe.deadlines
+    left = given.start if spec.start_by is None else max(1.0, spec.start_by - time.time())
+    return VllmDeadlines(
+        start=EARLIER * given.start,
+        generate=EARLIER * given.generate,
+        publish=EARLIER * given.publish,
+        first=EARLIER * left,
+    )
+
+
+def served_engine(policy: Policy, url: str, spec: WorkerSpec) -> ServedEngine:
+    """A server of the user's, which reads adapters below the run's folder."""
+    served = served_model(url, VLLM)
+    room = Path(tempfile.mkdtemp(prefix="adapters-", dir=_logs(spec))).resolve()
+    room.chmod(0o755)  # the server may be another user's
+    return ServedEngine(
+        policy,
+        partial(VllmServer, url, versions=VLLM),
+        name=f"vLLM at {url}",
+        room=room,
+        settings=VllmSettings(
+            versions=VLLM,
+            dtype=str(policy.dtype).removeprefix("torch."),
+            context=min(policy.context, served.context),
+            cache_bytes=0,
+            rank=policy.adapted.peft_config["default"].r,
+            device=spec.torch_device.type,
+        ),
+        deadlines=patience_of(spec),
+        processed=spec.recipe.engine.temperature != 1.0,
+    )
+
+
+def _logs(spec: WorkerSpec) -> Path:
+    """The run's folder, if there is one here."""
+    return spec.logs if spec.logs is not None and spec.logs.is_dir() else Path(tempfile.gettempdir())
 
 
 def settings_of(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) -> VllmSettings:
@@ -115,7 +155,6 @@ def free_memory(device: torch.device) -> int:
 
 def starter(python: Path, spec: WorkerSpec) -> Callable[[], EngineTransport]:
     """Starts the process on the worker's device, with its threads; what it says is kept beside the run."""
-    logs = spec.logs if spec.logs is not None and spec.logs.is_dir() else Path(tempfile.gettempdir())
     threads = spec.threads or torch.get_num_threads()
     environment = {
         "OMP_NUM_THREADS": str(threads),
@@ -133,6 +172,6 @@ def starter(python: Path, spec: WorkerSpec) -> Callable[[], EngineTransport]:
         EngineProcess,
         [str(python), "-u", str(PROGRAM)],
         name=f"vLLM on {spec.device}",
-        log=logs / f"engine-{spec.device.replace('/', '-').replace(':', '-')}.log",
+        log=_logs(spec) / f"engine-{spec.device.replace('/', '-').replace(':', '-')}.log",
         environment=environment,
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from stretto.checks.machine.base import Check, MachineCheck
 from stretto.checks.machine.devices import torch_can_use_the_gpu
+from stretto.engines.vllm.server_http import served_model
 from stretto.errors import RecipeError
 from stretto.recipe.schema import VllmEngineSection
 
@@ -83,6 +84,8 @@ def vllm_is_installed(setting: MachineCheck) -> Check | None:
     """A recipe that generates with vLLM finds a version of it that works."""
     if setting.recipe is None or not isinstance(section := setting.recipe.engine, VllmEngineSection):
         return None
+    if section.url is not None:
+        return server_can_be_used(section.url)
     try:
         python = engine_python(section, setting.root)
     except RecipeError as error:
@@ -100,6 +103,16 @@ def vllm_is_installed(setting: MachineCheck) -> Check | None:
         text = f"{python} has vLLM {version} for CPUs, which is what make engine builds, and the run is on a GPU"
         return Check(name="engine", ok=False, text=text, fix=f"{ON_GPU}; or placement.cluster: 1xcpu")
     return Check(name="engine", ok=True, text=f"vLLM {version} is in {python.parent.parent}")
+
+
+def server_can_be_used(url: str) -> Check:
+    """A server of the user's is there, has a version that works, and was started with what a run needs."""
+    try:
+        served = served_model(url, VLLM)
+    except RecipeError as error:
+        (problem,) = error.problems
+        return Check(name=problem.field, ok=False, text=problem.reason, fix=problem.fix)
+    return Check(name="engine.url", ok=True, text=f"vLLM {served.version} at {url} serves {served.root}")
 
 
 def computes_on_gpu(setting: MachineCheck) -> bool:

@@ -64,6 +64,8 @@ def engine_files_have_room(setting: MachineCheck) -> Check | None:
     recipe, shared = setting.recipe, setting.machine.shared
     if recipe is None or recipe.engine.kind != "vllm" or shared is None:
         return None
+    if getattr(recipe.engine, "url", None) is not None:  # only an adapter travels, by way of the run's folder
+        return None
     if (count := parameters(recipe.model.name, setting.root)) is None:
         return None
     need = setting.devices * (count * WIDTHS[recipe.model.dtype] + BUCKET)

@@ -54,13 +54,6 @@ ONLY = (
     OnlyValues(field="roles.teacher.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     OnlyValues(field="roles.reward_model.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     OnlyValues(
-        field="engine.url",
-        values=(None,),
-        reason="an engine that runs already, somewhere else, is not available yet",
-        fix="leave it out; vLLM is started by the run",
-        planned=True,
-    ),
-    OnlyValues(
         field="deadlines.environment",
         values=(60.0,),
         reason="single calls of an environment, which this limits, are not available yet",

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,7 +32,7 @@ from stretto.engines.vllm.published import (
     write_adapter,
     write_base,
 )
-from stretto.engines.vllm.request_rows import Row, WatchedAnswers, no_room_for, row_of
+from stretto.engines.vllm.request_rows import Row, WatchedAnswers, row_of
 from stretto.engines.vllm.tensor_file import read_bucket, write_bucket
 from stretto.errors import EngineDiedError, EngineError, RecipeError
 from stretto.models.load import Policy
@@ -97,10 +98,10 @@ class VllmEngine:
         settings: VllmSettings,
         deadlines: VllmDeadlines,
         share: Callable[[], float | None] = lambda: None,
+        room: Path | None = None,
     ) -> None:
         """`start` starts a process, `name` is what messages call it, `share` says what part of its GPU's memory a
-        process may ask for when it is started."""
-        self.share = share
+        process may ask for when it is started; files pass by way of `room`, by default a folder in memory."""
         self.policy, self.start, self.name, self.settings, self.patience = policy, start, name, settings, deadlines
         self.version = self.kv_tokens = 0
         # What the process is told the weights are called, all that it was ever told, and how often.
@@ -110,12 +111,11 @@ class VllmEngine:
         self.known: set[int] = set()
         self.watched = WatchedAnswers(policy.tokenizer, settings.context)
         self.cut: dict[int, Completion] = {}
-        self.deaths, self.lost = 0, 0.0
-        self.slept = False
+        self.share, self.slept, self.deaths, self.lost = share, False, 0, 0.0
         # Whether what is not published is still to be compared.
         self.unproved = True
         self.size = file_bytes(base_tensors(policy), BUCKET)
-        self.room = new_folder(self.size)
+        self.room = room or new_folder(self.size)
         self.process: EngineTransport | None = None
         try:
             self._begin(deadlines.first)
@@ -129,7 +129,7 @@ class VllmEngine:
         """Queues requests."""
         for request in requests:
             if len(request.tokens) >= self.settings.context:
-                raise no_room_for(request, self.settings.context)
+                raise self.watched.no_room(request, self.settings.context)
         self.asked |= {request.key: request for request in requests}
         if requests:
             self._surviving(self._submit)

@@ -6,6 +6,7 @@ for here, in the same way as for the native engine.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from stretto.engines.base import Request
@@ -45,9 +46,12 @@ def no_room_for(request: Request, context: int) -> EngineError:
 class WatchedAnswers:
     """Answers that a text may end, as far as they are."""
 
-    def __init__(self, tokenizer: Any, context: int) -> None:
-        """`context` is how many tokens of one conversation the cache has room for."""
-        self.texts, self.context = StopTexts(tokenizer), context
+    def __init__(
+        self, tokenizer: Any, context: int, no_room: Callable[[Request, int], EngineError] = no_room_for
+    ) -> None:
+        """`context` is how many tokens of one conversation there is room for, and `no_room` what to say where it is too
+        few."""
+        self.texts, self.context, self.no_room = StopTexts(tokenizer), context, no_room
         self.rows: dict[int, Row] = {}
 
     def grown(self, request: Request, told: Row) -> Row | None:
@@ -63,7 +67,7 @@ class WatchedAnswers:
         before = len(self.rows.pop(request.key, {"tokens": ()})["tokens"])
         row = self._cut(request, row, before) or row
         if row["stop"] == "length" and len(row["tokens"]) < request.max_new_tokens:
-            raise no_room_for(request, self.context)
+            raise self.no_room(request, self.context)
         return row
 
     def forget(self) -> None:

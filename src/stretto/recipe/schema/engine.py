@@ -57,7 +57,8 @@ class VllmEngineSection(EngineSection):
     stop: Texts = ()
     """Texts that end an answer; they are part of it, and their tokens are trained."""
     url: str | None = None
-    """A server of your own."""
+    """A vLLM server that you have started, such as http://host:8000: it generates with the adapter, which it reads from
+    the run's folder."""
 
 
 class OwnEngineSection(EngineSection):

@@ -1,0 +1,310 @@
+"""A vLLM server that somebody else has started, asked over HTTP: answers, adapters, log-probabilities.
+
+It stands where a process of this project's own stands (`process`), and takes the same questions. Requests and answers
+are token ids; each has a connection of its own, which is closed to call it off. The server is never stopped, and keeps
+no adapter that it was sent.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.client import HTTPException, HTTPResponse
+from queue import SimpleQueue
+from typing import Any
+
+from stretto.engines.vllm.server_http import (
+    GENERATE,
+    LOAD,
+    LOOK,
+    UNLOAD,
+    HttpCalls,
+    HttpReply,
+    not_loaded,
+    reason_of,
+    served_model,
+)
+from stretto.errors import DeadlineError, EngineDiedError, EngineError
+
+PAUSE = 0.5
+"""Seconds between two looks whether a server is there again."""
+
+MOST = 512
+"""Requests that a server has at once from here; others wait."""
+
+EVERY, EVERY_WATCHED = 32, 8
+"""Tokens that come together; of an answer that a text may end, fewer, because what follows the text is thrown away."""
+
+
+@dataclass(kw_only=True)
+class ServedAnswer:
+    """An answer as far as it is."""
+
+    key: int
+    """What the asker calls it."""
+    version: str
+    """The adapter that it is sampled with."""
+    body: dict[str, Any]
+    """What the server is asked."""
+    watched: bool
+    """Whether its tokens are told as they come, because a text may end it."""
+    tokens: list[int] = field(default_factory=list)
+    """Sampled so far."""
+    logprobs: list[float] = field(default_factory=list)
+    """Log-probability of each."""
+    told: int = 0
+    """How many of them were told."""
+    stop: str = ""
+    """Why it ended."""
+    gone: bool = False
+    """Nobody waits for it any more."""
+    line: socket.socket | None = None
+    """Its connection."""
+
+    def row(self, stop: str) -> dict[str, Any]:
+        """All of it."""
+        known = {"key": self.key, "version": self.version}
+        return {**known, "tokens": list(self.tokens), "logprobs": list(self.logprobs), "stop": stop}
+
+    def news(self) -> dict[str, Any]:
+        """What was not told yet."""
+        new, self.told = slice(self.told, None), len(self.tokens)
+        return {"key": self.key, "version": self.version, "tokens": self.tokens[new], "logprobs": self.logprobs[new]}
+
+
+class VllmServer:
+    """A server that answers an engine's questions."""
+
+    def __init__(self, url: str, *, versions: Sequence[str]) -> None:
+        self.http, self.versions = HttpCalls(url), versions
+        self.model = ""
+        # The adapter that requests are for, and where the server has read it.
+        self.name, self.folder = "", ""
+        self.answers: dict[int, ServedAnswer] = {}
+        self.failed: EngineError | None = None
+        self.news = threading.Condition()
+        self.waiting: SimpleQueue[ServedAnswer | None] = SimpleQueue()
+        self.readers = 0
+        self.questions: dict[str, Callable[..., dict[str, Any]]] = {
+            "start": self.start, "submit": self.submit, "step": self.step, "abort": self.abort,
+            "version": self.version, "adapter": self.adapter, "score": self.score,
+        }  # fmt: skip
+
+    def call(self, what: str, seconds: float, /, **arguments: Any) -> dict[str, Any]:
+        """The answer to a question, which must come in time."""
+        try:
+            told: dict[str, Any] = self.questions[what](seconds, **arguments)
+        except TimeoutError:
+            key = "deadlines.start" if what == "start" else "deadlines.publish"
+            why = f"{self.http.url}: {what} has not answered for {seconds:.0f} s"
+            raise DeadlineError(f"{why}\n    fix: see the server's log, or raise {key}") from None
+        except (OSError, HTTPException) as error:
+            raise EngineDiedError(f"{self.http.url} does not answer: {reason_of(error)}") from error
+        return told
+
+    def start(self, patience: float, /) -> dict[str, Any]:
+        """Waits for a server that is started again, and asks what it serves."""
+        end = time.monotonic() + patience
+        while True:
+            with suppress(OSError, HTTPException):
+                if self.http.ask("/health", seconds=min(LOOK, patience)).status == 200:
+                    break
+            if time.monotonic() + PAUSE > end:
+                raise TimeoutError
+            time.sleep(PAUSE)
+        self.model = served_model(self.http.url, self.versions).name
+        return {}
+
+    # Answers ----------------------------------------------------------------------------------------------------------
+
+    def submit(self, patience: float, /, *, requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Takes requests in."""
+        for asked in requests:
+            params = {
+                "temperature": asked["temperature"],
+                "max_tokens": asked["max_new_tokens"],
+                "seed": asked["seed"],
+                "stop_token_ids": asked["stop"],
+                "ignore_eos": True,  # those that end an answer are told
+                "logprobs": 0,  # of the sampled token alone
+                "detokenize": False,
+                "stream_interval": EVERY_WATCHED if asked["watched"] else EVERY,
+            }
+            body = {**self._of(asked["tokens"], self.name), "sampling_params": params, "stream": True}
+            answer = ServedAnswer(key=asked["key"], version=self.name, body=body, watched=asked["watched"])
+            self.answers[answer.key] = answer
+            self.waiting.put(answer)
+            if self.readers < min(MOST, len(self.answers)):
+                self.readers += 1
+                threading.Thread(target=self._serve, name="vllm-server", daemon=True).start()
+        return {}
+
+    def step(self, patience: float, /, *, seconds: float) -> dict[str, Any]:
+        """Waits until something ends, an answer that is watched grows, or the time is over."""
+        with self.news:
+            self.news.wait_for(
+                lambda: self.failed or not self.answers or any(map(_new, self.answers.values())), seconds
+            )
+            self._refuse_failed()
+            done = [answer for answer in self.answers.values() if answer.stop]
+            grown = [answer for answer in self.answers.values() if _new(answer) and not answer.stop]
+            for answer in done:
+                del self.answers[answer.key]
+            return {"done": [answer.row(answer.stop) for answer in done], "grown": [each.news() for each in grown]}
+
+    def abort(self, patience: float, /, *, keys: Sequence[int]) -> dict[str, Any]:
+        """Takes requests out, with what they have so far."""
+        with self.news:
+            self._refuse_failed()
+            left = [self.answers.pop(key) for key in keys if key in self.answers]
+            for answer in left:
+                _hang_up(answer)
+            return {"done": [answer.row("abort") for answer in left]}
+
+    def _serve(self) -> None:
+        """One answer after the other; in a thread of its own."""
+        while (answer := self.waiting.get()) is not None:
+            self._read(answer)
+
+    def _read(self, answer: ServedAnswer) -> None:
+        """An answer, from its first token to its last."""
+        if answer.gone:
+            return
+        try:
+            connection = self.http.opened(None)
+            try:
+                if self._is_wanted(answer, connection.sock):
+                    self._take(answer, self.http.sent(connection, GENERATE, answer.body))
+            finally:
+                connection.close()
+        except EngineError as error:
+            self._fail(answer, error)
+        except Exception as error:  # whatever it is, somebody waits for the answer
+            self._fail(answer, EngineDiedError(f"{self.http.url} has ended an answer early: {reason_of(error)}"))
+
+    def _is_wanted(self, answer: ServedAnswer, line: socket.socket) -> bool:
+        """Whether somebody waits for an answer that now has a connection."""
+        with self.news:
+            answer.line = line
+            return not answer.gone
+
+    def _take(self, answer: ServedAnswer, response: HTTPResponse) -> None:
+        """Its tokens, as they come."""
+        if response.status != 200:
+            text = response.read().decode(errors="replace")
+            with suppress(ValueError):
+                text = json.loads(text)
+            words = HttpReply(response.status, text).words
+            if response.status == 404:  # such as one that was restarted
+                raise EngineDiedError(f"{self.http.url} has no {answer.version} any more: {words}")
+            raise EngineError(f"{self.http.url} refuses a request: {words}\n    fix: see the server's log")
+        for line in response:
+            said = line.removeprefix(b"data:").strip()
+            if not said or said == b"[DONE]":
+                continue
+            told = json.loads(said)
+            if "error" in told:
+                raise EngineError(f"{self.http.url}: {HttpReply(500, told).words}\n    fix: see the server's log")
+            for choice in told["choices"]:
+                ended = choice.get("finish_reason")
+                if ended not in (None, "stop", "length"):
+                    raise EngineError(f"{self.http.url} has ended an answer ({ended})\n    fix: see the server's log")
+                content = (choice.get("logprobs") or {}).get("content") or []
+                tokens, logprobs = choice.get("token_ids") or [], [each["logprob"] for each in content]
+                if len(tokens) != len(logprobs):
+                    raise EngineError(f"{self.http.url} has said a token without its log-probability")
+                with self.news:
+                    answer.tokens += tokens
+                    answer.logprobs += logprobs
+                    answer.stop = ended or ""
+                    self.news.notify_all()
+        if not answer.stop:
+            raise ConnectionError("it says no reason")
+
+    def _has_news(self) -> bool:
+        return self.failed is not None or not self.answers or any(map(_new, self.answers.values()))
+
+    def _fail(self, answer: ServedAnswer, error: EngineError) -> None:
+        with self.news:
+            if not answer.gone:
+                self.failed = self.failed or error
+                self.news.notify_all()
+
+    def _refuse_failed(self) -> None:
+        if self.failed is not None:
+            raise self.failed
+
+    # Adapters ---------------------------------------------------------------------------------------------------------
+
+    def adapter(self, patience: float, /, *, name: str, folder: str) -> dict[str, Any]:
+        """Loads an adapter under a name that the server never had; the one before is forgotten."""
+        told = self.http.ask(LOAD, {"lora_name": name, "lora_path": folder}, seconds=patience)
+        if told.status != 200:
+            raise not_loaded(self.http.url, told, folder)
+        before, self.name, self.folder = self.name, name, folder
+        self._unload(before)
+        return {}
+
+    def version(self, patience: float, /) -> dict[str, Any]:
+        """Under which name the server has the adapter that was sent last, by its own word."""
+        told = self.http.ask("/v1/models", seconds=patience)
+        cards = told.told.get("data", []) if isinstance(told.told, Mapping) else []
+        found = next((card for card in cards if card["id"] == self.name), None)
+        if found is None:  # such as one that was restarted
+            raise EngineDiedError(f"{self.http.url} has no {self.name} any more")
+        return {"version": self.name if found["root"] == self.folder else f"{self.name} of {found['root']}"}
+
+    def score(
+        self, patience: float, /, *, tokens: Sequence[int], adapted: bool, more: int, temperature: float
+    ) -> dict[str, Any]:
+        """Log-probabilities of tokens from the second on, and so many more tokens with theirs at a temperature."""
+        params = {"temperature": temperature, "max_tokens": more, "seed": 0, "ignore_eos": True, "detokenize": False}
+        body = {**self._of(tokens, self.name if adapted else self.model)}
+        body["sampling_params"] = {**params, "prompt_logprobs": 0, "logprobs": 0}
+        told = self.http.ask(GENERATE, body, seconds=patience)
+        if told.status != 200:
+            raise EngineError(f"{self.http.url} scores nothing: {told.words}\n    fix: see the server's log")
+        rows, (choice,) = told.told["prompt_logprobs"][1:], told.told["choices"]
+        return {
+            "logprobs": [row[str(token)]["logprob"] for row, token in zip(rows, tokens[1:], strict=True)],
+            "tokens": choice["token_ids"],
+            "said": [each["logprob"] for each in choice["logprobs"]["content"]],
+        }
+
+    def close(self) -> None:
+        """Calls off what is under way, and leaves the server without an adapter of ours."""
+        with self.news:
+            for answer in self.answers.values():
+                _hang_up(answer)
+            self.answers.clear()
+        for _ in range(self.readers):
+            self.waiting.put(None)
+        self._unload(self.name)
+
+    def _unload(self, name: str) -> None:
+        """Lets the server forget an adapter; where that fails, nobody asks for it any more all the same."""
+        if name:
+            with suppress(OSError, HTTPException):
+                self.http.ask(UNLOAD, {"lora_name": name}, seconds=LOOK)
+
+    def _of(self, tokens: Sequence[int], model: str) -> dict[str, Any]:
+        """A question about tokens. No prefix that others have left is found, nor one of ours by others."""
+        return {"model": model, "token_ids": list(tokens), "cache_salt": self.name}
+
+
+def _new(answer: ServedAnswer) -> bool:
+    """Whether there is something to tell."""
+    return bool(answer.stop) or (answer.watched and len(answer.tokens) > answer.told)
+
+
+def _hang_up(answer: ServedAnswer) -> None:
+    """Ends an answer's connection, by which the server ends the answer; whoever reads from it wakes up."""
+    answer.gone = True
+    if answer.line is not None:
+        with suppress(OSError):
+            answer.line.shutdown(socket.SHUT_RDWR)
