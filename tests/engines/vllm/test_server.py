@@ -145,7 +145,7 @@ def test_a_server_that_was_started_again_gets_the_adapter_again_and_one_that_is_
     server.adapters.clear()
     assert engine.holds().version == 1 and engine.called.endswith(".4")
     server.close()
-    with pytest.raises(DeadlineError, match=r"start has not answered for 1 s\n    fix: .*deadlines\.start") as caught:
+    with pytest.raises(DeadlineError, match=r"did not come back for 1 s\n    fix: .*deadlines\.start") as caught:
         engine.holds()
     assert caught.value.exit_code == 3
 
@@ -247,7 +247,7 @@ def test_a_server_that_is_not_there_is_told_and_a_key_of_the_environment_is_sent
         (
             "LoRA rank 4 is greater than max_lora_rank 2.",
             "model.adapter.rank",
-            "no room for adapters",
+            "has room for adapters of rank 2 at most",
             "--max-lora-rank",
         ),
         ("LoRA is not enabled.", "engine.url", "started without adapters", "--enable-lora"),

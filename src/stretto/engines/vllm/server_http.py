@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -153,8 +154,8 @@ def not_loaded(url: str, told: HttpReply, folder: str) -> RecipeError:
     if "No adapter found" in words:
         reason = f"{url} does not see {folder}, where this host has written the adapter"
         return RecipeError.of(FIELD, reason, "put run.folder on a disk that both hosts have under the same path")
-    if "max_lora_rank" in words:
-        reason = f"the server at {url} has no room for adapters of this rank: {words}"
+    if (limit := re.search(r"max_lora_rank (\d+)", words)) is not None:
+        reason = f"{url} has room for adapters of rank {limit[1]} at most"
         return RecipeError.of(
             "model.adapter.rank", reason, "lower it, or start the server with a higher --max-lora-rank"
         )

@@ -39,7 +39,7 @@ KEPT = 64
 """Earlier names whose answers are remembered."""
 
 HEAT, ANSWER = 2.0, 16
-"""Temperature, and tokens sampled at it, that show whether log-probabilities are told at it; servers take none above 2."""
+"""Temperature (2 is the highest that servers take), and tokens sampled at it, that show what is told at it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,9 +100,8 @@ class VllmServer:
         try:
             told: dict[str, Any] = self.questions[what](seconds, **arguments)
         except TimeoutError:
-            key = "deadlines.start" if what == "start" else "deadlines.publish"
             why = f"{self.http.url}: {what} has not answered for {seconds:.0f} s"
-            raise DeadlineError(f"{why}\n    fix: see the server's log, or raise {key}") from None
+            raise DeadlineError(f"{why}\n    fix: see the server's log, or raise deadlines.publish") from None
         except (OSError, HTTPException) as error:
             raise EngineDiedError(f"{self.http.url} does not answer: {reason_of(error)}") from error
         return told
@@ -115,7 +114,9 @@ class VllmServer:
                 if self.http.ask("/health", seconds=min(LOOK, patience)).status == 200:
                     break
             if time.monotonic() + PAUSE > end:
-                raise TimeoutError
+                why = f"start: {self.http.url} is not there any more, and did not come back for {patience:.0f} s"
+                fix = "start it again, and stretto resume goes on from the newest checkpoint; or raise deadlines.start"
+                raise DeadlineError(f"{why}\n    fix: {fix}")
             time.sleep(PAUSE)
         self.model = served_model(self.http.url, self.versions).name
         return {}
