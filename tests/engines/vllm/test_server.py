@@ -125,6 +125,11 @@ def test_what_is_called_off_comes_with_what_it_has_and_a_text_ends_an_answer(ser
     rest = {each.key: each for each in engine.step(0.1)}
     assert rest.keys() == {1, 3} and {each.stop for each in rest.values()} == {"abort"}
     assert rest[1].tokens.tolist() == [9] * 5 and engine.step(0.1) == []
+    engine.submit([request(4)])
+    while not engine.process.answers[4].stop:
+        time.sleep(0.01)
+    (ended,) = engine.abort([4])  # which is whole, though nobody has asked for it yet
+    assert ended.stop == "length" and len(ended.tokens) == 4
 
 
 def test_a_conversation_that_is_longer_than_its_context_is_told(server, made):

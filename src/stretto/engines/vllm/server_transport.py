@@ -165,7 +165,7 @@ class VllmServer:
             left = [self.answers.pop(key) for key in keys if key in self.answers]
             for answer in left:
                 _hang_up(answer)
-            return {"done": [answer.row("abort") for answer in left]}
+            return {"done": [answer.row(answer.stop or "abort") for answer in left]}
 
     def _serve(self) -> None:
         """One answer after the other; in a thread of its own."""
