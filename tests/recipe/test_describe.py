@@ -156,6 +156,9 @@ def test_the_plan_names_the_device_and_the_order():
     assert plan_sentence(recipe(placement={"cluster": "1xcpu"})).startswith("flatten on the CPU: every step generates")
     assert "one device" in plan_sentence(recipe())
     assert "reference" not in plan_sentence(recipe())
+    assert "which is read back and compared" in plan_sentence(recipe(engine={"kind": "vllm"}))
+    served = plan_sentence(recipe(engine={"kind": "vllm", "url": "http://there"}))
+    assert "http://there samples: its tensors cannot be read" in served and "read back" not in served
     assert "asks the reference" in plan_sentence(recipe(algorithm={"kl": {"coef": 0.1}}))
     assert plan_sentence(recipe(placement={"cluster": "2xcpu"})).startswith("auto on 2xcpu: chosen when a run starts")
 

@@ -1,6 +1,7 @@
 """What a run is planned with, and what it says at its end."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +10,7 @@ from stretto.placement import cluster
 from stretto.placement.devices import GB
 from stretto.planner.saved_calibration import SavedCalibration, keep, this_machine
 from stretto.runtime import session
-from stretto.runtime.forecast import compare_to_forecast, planned, table
+from stretto.runtime.forecast import compare_to_forecast, expectation, planned, table
 from stretto.runtime.plans import devices_of, make_plan
 
 
@@ -28,6 +29,11 @@ def test_one_device_has_its_one_plan_and_nothing_is_said(here):
     recipe = recipe_in(here)
     told, notes = told_of(recipe, here)
     assert (told.plan, told.expected, notes) == (make_plan(recipe), None, [])
+
+
+def test_of_a_server_that_runs_already_nothing_is_expected(here):
+    recipe, served = recipe_in(here), SimpleNamespace(workload=SimpleNamespace(served=True))
+    assert expectation(recipe, served, make_plan(recipe)) is None
 
 
 def test_auto_on_several_devices_is_the_planners_plan_said_in_a_line(here):
