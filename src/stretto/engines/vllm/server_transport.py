@@ -148,9 +148,7 @@ class VllmServer:
     def step(self, patience: float, /, *, seconds: float) -> dict[str, Any]:
         """Waits until something ends, an answer that is watched grows, or the time is over."""
         with self.news:
-            self.news.wait_for(
-                lambda: self.failed or not self.answers or any(map(_new, self.answers.values())), seconds
-            )
+            self.news.wait_for(self._has_news, seconds)
             self._refuse_failed()
             done = [answer for answer in self.answers.values() if answer.stop]
             grown = [answer for answer in self.answers.values() if _new(answer) and not answer.stop]
