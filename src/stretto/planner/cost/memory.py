@@ -25,7 +25,7 @@ CONTEXT = 1.5 * GB
 """A process on a GPU before it does anything: the driver's context, kernels, buffers of the message library."""
 HOST_CONTEXT = 0.75 * GB
 """The same where a device is a host's cores: Python, torch and the libraries of models."""
-LIVE = 2.7
+LIVE = 2.2
 """The layer that is worked on, in units of what it keeps: values, their gradients, what kernels need besides."""
 HEAD_BYTES = 14.0
 """Per logit while log-probabilities are taken: bf16 and fp32 logits, their softmax, their gradient."""
