@@ -239,7 +239,8 @@ class NarrowAdamW(MasterAdamW):
     def _in_one_kernel(self, name: str, weight: Tensor, state: NarrowState, gradient: Tensor, rate: float) -> bool:
         """An update of a parameter by a kernel for GPUs; False, and nothing happens, where there is none for it."""
         place, storage = state.place, state.storage
-        if isinstance(storage, Wide) or place.cut is not None or not weight.is_contiguous():
+        plain = type(weight) is Tensor and weight.is_contiguous()
+        if isinstance(storage, Wide) or place.cut is not None or not plain:
             return False
         if not fused_adamw.usable(weight.device, weight.dtype):
             return False

@@ -60,7 +60,7 @@ def update(
     blocks, rows = -(-weight.numel() // size), max(1, NUMBERS // wide)
     one, other = (moments[name] for name in ("exp_avg", "exp_avg_sq"))
     count, (beta1, beta2) = step.update + 1, step.betas
-    kernels.narrow_update[(-(-blocks // rows),)](
+    kernels.launch(kernels.narrow_update, (-(-blocks // rows),),
         weight, weight if rest is None else rest, gradient,
         one, moments.get("exp_avg_scale", one), other, moments.get("exp_avg_sq_scale", other),
         blocks, size, weight.numel(), first, seed,

@@ -44,7 +44,7 @@ class _NormKernel(torch.autograd.Function):
         width = states.shape[-1]
         rows = states.numel() // width
         out, rates = torch.empty_like(states), torch.empty(rows, dtype=torch.float32, device=states.device)
-        kernels.norm_forward[(rows,)](states, weight, out, rates, width, eps, BLOCK=_power(width))
+        kernels.launch(kernels.norm_forward, (rows,), states, weight, out, rates, width, eps, BLOCK=_power(width))
         ctx.save_for_backward(states, weight, rates)
         return out
 
@@ -54,12 +54,24 @@ class _NormKernel(torch.autograd.Function):
 
         states, weight, rates = ctx.saved_tensors
         outgoing, rows, width = gradients[0].contiguous(), len(rates), states.shape[-1]
-        each = -(-rows // PROGRAMS)
+        each = max(1, -(-rows // PROGRAMS))
         programs, trains = -(-rows // each), ctx.needs_input_grad[1]
         result = torch.empty_like(states)
         sums = torch.empty((programs if trains else 1, width), dtype=torch.float32, device=states.device)
-        kernels.norm_backward[(programs,)](
-            states, weight, rates, outgoing, result, sums, rows, width, each, BLOCK=_power(width), TRAINS=trains
+        kernels.launch(
+            kernels.norm_backward,
+            (programs,),
+            states,
+            weight,
+            rates,
+            outgoing,
+            result,
+            sums,
+            rows,
+            width,
+            each,
+            BLOCK=_power(width),
+            TRAINS=trains,
         )
         return result, sums.sum(0).to(weight.dtype) if trains else None, None
 
@@ -73,7 +85,9 @@ class _GatedKernel(torch.autograd.Function):
 
         gate, up = gate.contiguous(), up.contiguous()
         out = torch.empty_like(gate)
-        kernels.gated_forward[(-(-gate.numel() // ELEMENTS),)](gate, up, out, gate.numel(), BLOCK=ELEMENTS)
+        kernels.launch(
+            kernels.gated_forward, (-(-gate.numel() // ELEMENTS),), gate, up, out, gate.numel(), BLOCK=ELEMENTS
+        )
         ctx.save_for_backward(gate, up)
         return out
 
@@ -84,7 +98,9 @@ class _GatedKernel(torch.autograd.Function):
         gate, up = ctx.saved_tensors
         found = torch.empty_like(gate), torch.empty_like(up)
         programs = (-(-gate.numel() // ELEMENTS),)
-        kernels.gated_backward[programs](gate, up, gradients[0].contiguous(), *found, gate.numel(), BLOCK=ELEMENTS)
+        kernels.launch(
+            kernels.gated_backward, programs, gate, up, gradients[0].contiguous(), *found, gate.numel(), BLOCK=ELEMENTS
+        )
         return found
 
 

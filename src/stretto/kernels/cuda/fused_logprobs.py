@@ -27,7 +27,7 @@ def forward(raw: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, T
 
     rows, vocabulary = raw.shape
     found = [torch.empty(rows, dtype=torch.float32, device=raw.device) for _ in range(3)]
-    kernels.logprobs_forward[(rows,)](raw, targets, *found, vocabulary, temperature, BLOCK=COLUMNS)
+    kernels.launch(kernels.logprobs_forward, (rows,), raw, targets, *found, vocabulary, temperature, BLOCK=COLUMNS)
     logprobs, normalisers, entropies = found
     return logprobs, normalisers, entropies
 
@@ -38,8 +38,16 @@ def backward(raw: Tensor, targets: Tensor, normalisers: Tensor, outgoing: Tensor
 
     rows, vocabulary = raw.shape
     grid = (rows, -(-vocabulary // COLUMNS))
-    kernels.logprobs_backward[grid](
-        raw, targets, normalisers, outgoing.contiguous(), vocabulary, temperature, BLOCK=COLUMNS
+    kernels.launch(
+        kernels.logprobs_backward,
+        grid,
+        raw,
+        targets,
+        normalisers,
+        outgoing.contiguous(),
+        vocabulary,
+        temperature,
+        BLOCK=COLUMNS,
     )
 
 

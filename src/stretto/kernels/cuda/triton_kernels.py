@@ -8,8 +8,16 @@ programs: a row of a norm, of a head's logits, or some blocks of a parameter.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+
+
+def launch(kernel, programs, first, *arguments, **sizes):
+    """Starts a kernel where its first tensor is, which need not be the card that this thread uses."""
+    with torch.cuda.device_of(first):
+        kernel[programs](first, *arguments, **sizes)
+
 
 FIRST_FACTOR = tl.constexpr(-7046029254386353131)
 SECOND_FACTOR = tl.constexpr(-4658895280553007687)
