@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from stretto.errors import RecipeError
+from stretto.kernels.bits import joined, noise_of, parted
 from stretto.models.parameter_cut import ParameterCut
 from stretto.recipe.schema import Optimizer
 from stretto.training.narrow_adamw import (
@@ -16,10 +17,7 @@ from stretto.training.narrow_adamw import (
     NarrowAdamW,
     Quarter,
     block_of,
-    joined,
     make_optimizer,
-    noise_of,
-    parted,
 )
 from stretto.training.optimizer import MasterAdamW, Place
 from stretto.training.parallel.zero1 import merge_states

@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from stretto.errors import RecipeError
+from stretto.kernels.bits import joined, noise_of, parted
 from stretto.kernels.cuda import fused_adamw
 from stretto.recipe.schema import UpdateSection as Section
-from stretto.training.optimizer import EPS, MasterAdamW, Place, Places, joined, wide_master
+from stretto.training.optimizer import EPS, MasterAdamW, Place, Places, wide_master
 
 PIECE = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Numbers that are wide at once: on a CPU what its cache holds."""
@@ -159,21 +160,6 @@ def storage_for(name: str, shape: torch.Size, dtype: torch.dtype) -> Storage:
         return Half()
     block = block_of(shape[-1])
     return Quarter(block) if block >= LEAST else Wide(torch.float32)
-
-
-def parted(master: Tensor) -> tuple[Tensor, Tensor]:
-    """fp32 masters -> bf16 weights, rounded to the nearest, and the rest."""
-    weight = master.to(torch.bfloat16)
-    rest = master.view(torch.int32) - (weight.view(torch.int16).to(torch.int32) << 16)
-    return weight, rest.clamp_(max=32767).to(torch.int16)  # 32768 lies between two weights, and would not be unique
-
-
-def noise_of(places: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Two numbers from 0 to 1 for each place in a parameter; the same on every device."""
-    mixed = (places * -7046029254386353131) ^ seed
-    mixed = (mixed ^ (mixed >> 29)) * -4658895280553007687
-    mixed ^= mixed >> 32
-    return ((mixed & 0xFFFFFF).float() / 2**24), (((mixed >> 24) & 0xFFFFFF).float() / 2**24)
 
 
 @dataclass(slots=True, kw_only=True)

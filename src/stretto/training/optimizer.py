@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import CheckpointError
+from stretto.kernels.bits import joined
 from stretto.models.logprob_head import accum_dtype
 from stretto.models.parameter_cut import ParameterCut
 from stretto.recipe.schema import UpdateSection as Section
@@ -182,11 +183,6 @@ class MasterAdamW:
                     f"{name} is trained with shape {tuple(weight.shape)}, and the checkpoint {there}; go on with the "
                     "run's own model.adapter, or begin a new run from the checkpoint's model"
                 )
-
-
-def joined(weight: Tensor, rest: Tensor) -> Tensor:
-    """bf16 weights and the rest of their masters -> fp32 masters."""
-    return ((weight.view(torch.int16).to(torch.int32) << 16) + rest).view(torch.float32)
 
 
 def wide_master(stored: Tensor | Mapping[str, Tensor]) -> Tensor:

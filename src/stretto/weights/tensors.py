@@ -41,7 +41,6 @@ ROWS = {"cpu": 1 << 12, "cuda": 1 << 16}
 SMALL = 1 << 7
 """Rows that are not worth a second thread."""
 
-
 FEW = 1 << 22
 """Bytes of a tensor that a GPU reads beside others of its size: a kernel takes longer to start than to read it."""
 
@@ -84,11 +83,8 @@ def weighed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The sum of a tensor's words, each times the numbers of its row and its column."""
     flat, device = tensor.detach().contiguous().reshape(-1), tensor.device
     numbers = ROW * WORD // dtype.itemsize
-    rows, found, first = (
-        odd(ROW, -(-flat.numel() // numbers), device),
-        torch.zeros((), dtype=torch.int64, device=device),
-        0,
-    )
+    rows = odd(ROW, -(-flat.numel() // numbers), device)
+    found, first = torch.zeros((), dtype=torch.int64, device=device), 0
     for part in flat.split(ROWS.get(device.type, 1) * numbers):
         sums = row_sums(words(part.to(dtype)))
         found += (sums * rows[first : first + len(sums)]).sum()

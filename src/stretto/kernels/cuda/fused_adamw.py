@@ -7,7 +7,6 @@ masters' halves, moments and gradients are read once and written once. Rounding 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +14,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from stretto.kernels.cuda.trials import fault_of
+from stretto.kernels.bits import joined
+from stretto.kernels.cuda.trials import works
 
 NUMBERS = 1 << 11
 """Numbers of a program."""
@@ -75,10 +75,7 @@ def usable(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernel works on parameters of this type here: tried once, and said if not."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float32):
         return False
-    fault = fault_of(lambda: _trial(device, dtype), 1e-3)
-    if fault is not None:
-        warnings.warn(f"the optimizer's update is computed as it comes, in more kernels: {fault}", stacklevel=2)
-    return fault is None
+    return works("the optimizer's update", lambda: _trial(device, dtype), 1e-3)
 
 
 def _trial(device: torch.device, dtype: torch.dtype) -> float:
@@ -94,7 +91,7 @@ def _trial(device: torch.device, dtype: torch.dtype) -> float:
         scales = {name: torch.ones(4, 1, device=device) for name in ("exp_avg_scale", "exp_avg_sq_scale")}
         moments = {"exp_avg": mean, "exp_avg_sq": square, **(scales if block else {})}
         update(weight, rest, slopes, moments, block=block, first=0, seed=7, step=step)
-        master = weight.double() if rest is None else _master(weight, rest)
+        master = weight.double() if rest is None else joined(weight, rest).double()
         share = mean.double() / 127
         found = mean.double() if block is None else share * share.abs() * scales["exp_avg_scale"]
         difference = max(difference, _difference(expected, master))
@@ -105,7 +102,3 @@ def _trial(device: torch.device, dtype: torch.dtype) -> float:
 
 def _difference(expected: Tensor, found: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
-
-
-def _master(weight: Tensor, rest: Tensor) -> Tensor:
-    return ((weight.view(torch.int16).to(torch.int32) << 16) + rest).view(torch.float32).double()

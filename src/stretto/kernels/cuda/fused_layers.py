@@ -9,7 +9,6 @@ their weights; what the trial on this machine does not confirm stays as it is.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from stretto.kernels.by_hand import by_hand, eps_of
-from stretto.kernels.cuda.trials import fault_of
+from stretto.kernels.cuda.trials import works
 
 ALLOWED = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-4}
 """Largest relative difference in the trial, by type."""
@@ -160,19 +159,17 @@ def _is_gated(layer: Any) -> bool:
     return all(isinstance(getattr(layer, name, None), nn.Linear) for name in ("gate_proj", "up_proj", "down_proj"))
 
 
-_faults: dict[tuple[Any, ...], str | None] = {}
-"""Layers that were tried, by class, sizes and settings -> why they stay as they are."""
+_tried: dict[tuple[Any, ...], bool] = {}
+"""Layers that were tried, by class, sizes and settings -> whether they are taken over."""
 
 
 def _usable(layer: Any, trial: Callable[[Any, torch.dtype], float], dtype: torch.dtype) -> bool:
     stock = type(layer)
     sizes = tuple((tuple(weight.shape), weight.dtype, weight.device) for weight in layer.parameters())
     key = (stock, dtype, *sizes, eps_of(layer), str(getattr(layer, "act_fn", "")))
-    if key not in _faults:
-        _faults[key] = fault_of(lambda: trial(layer, dtype), ALLOWED[dtype])
-        if _faults[key] is not None:
-            warnings.warn(f"{stock.__name__} is computed as it comes, in more kernels: {_faults[key]}", stacklevel=3)
-    return _faults[key] is None
+    if key not in _tried:
+        _tried[key] = works(stock.__name__, lambda: trial(layer, dtype), ALLOWED[dtype])
+    return _tried[key]
 
 
 def _trial_of_norm(layer: Any, dtype: torch.dtype) -> float:

@@ -6,13 +6,12 @@ read once in their own type, and once more to become their gradient.
 
 from __future__ import annotations
 
-import warnings
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from stretto.kernels.cuda.trials import fault_of
+from stretto.kernels.cuda.trials import works
 
 ALLOWED = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 """Largest relative difference in the trial, by type of the logits."""
@@ -56,10 +55,7 @@ def usable(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether these kernels do such logits here: tried once, and said if not."""
     if device.type != "cuda" or dtype not in ALLOWED:
         return False
-    fault = fault_of(lambda: _trial(device, dtype), ALLOWED[dtype])
-    if fault is not None:
-        warnings.warn(f"log-probabilities are computed as they come, in more kernels: {fault}", stacklevel=2)
-    return fault is None
+    return works("log-probabilities", lambda: _trial(device, dtype), ALLOWED[dtype])
 
 
 def _trial(device: torch.device, dtype: torch.dtype) -> float:

@@ -8,6 +8,14 @@ from collections.abc import Callable
 import torch
 
 
+def works(what: str, trial: Callable[[], float], allowed: float) -> bool:
+    """Whether a kernel is used, tried now; said if not."""
+    fault = fault_of(trial, allowed)
+    if fault is not None:
+        warnings.warn(f"{what}: computed as it comes, in more kernels: {fault}", stacklevel=3)
+    return fault is None
+
+
 def fault_of(trial: Callable[[], float], allowed: float) -> str | None:
     """Why a kernel is not to be used, or none: `trial` returns the largest relative difference from the plain way.
 

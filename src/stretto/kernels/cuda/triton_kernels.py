@@ -12,15 +12,15 @@ import torch
 import triton
 import triton.language as tl
 
+from stretto.kernels import bits
+
+FIRST_FACTOR, SECOND_FACTOR = tl.constexpr(bits.FIRST_FACTOR), tl.constexpr(bits.SECOND_FACTOR)
+
 
 def launch(kernel, programs, first, *arguments, **sizes):
     """Starts a kernel where its first tensor is, which need not be the card that this thread uses."""
     with torch.cuda.device_of(first):
         kernel[programs](first, *arguments, **sizes)
-
-
-FIRST_FACTOR = tl.constexpr(-7046029254386353131)
-SECOND_FACTOR = tl.constexpr(-4658895280553007687)
 
 
 @triton.jit

@@ -25,6 +25,10 @@ CONTEXT = 1.5 * GB
 """A process on a GPU before it does anything: the driver's context, kernels, buffers of the message library."""
 HOST_CONTEXT = 0.75 * GB
 """The same where a device is a host's cores: Python, torch and the libraries of models."""
+BITSANDBYTES = 0.13 * GB
+"""What the library that stores NF4 adds to that."""
+HOLES = 1.5
+"""Bytes of a CPU's heap that stay empty for each byte of a matrix that is made wide."""
 LIVE = 2.2
 """The layer that is worked on, in units of what it keeps: values, their gradients, what kernels need besides."""
 HEAD_BYTES = 14.0
@@ -86,9 +90,11 @@ NOTHING = RankMemory()
 """No bytes."""
 
 
-def context_of(device: Device) -> float:
-    """What a process takes on a device before it does anything."""
-    return CONTEXT if device.kind.has_own_memory else HOST_CONTEXT
+def context_of(device: Device, base: Precision = "bfloat16") -> float:
+    """What a process takes on a device before it does anything, with a base in this type."""
+    if device.kind.has_own_memory:
+        return CONTEXT
+    return HOST_CONTEXT + (BITSANDBYTES if base == "nf4" else 0.0)
 
 
 def weights(shape: ModelShape, site: Site, precision: Precision = "bfloat16") -> float:
@@ -212,6 +218,18 @@ def widened(shape: ModelShape, site: Site, precision: Precision) -> float:
     return held_bytes(precision, site.device.kind) * shape.largest_matrix / site.mesh.tp
 
 
+def holes(shape: ModelShape, site: Site, base: Precision) -> float:
+    """What a CPU's heap loses while an adapter on a base in few bits is trained.
+
+    A matrix that was made wide leaves a hole between two results that stay, in which the next one of its size does not
+    fit: to place a tensor on a cache line, glibc asks for 96 bytes more than it has.
+    """
+    if site.device.kind.has_own_memory:
+        return 0.0
+    matrices = _common(shape, site.mesh) + shape.routed_params / site.mesh.model
+    return HOLES * held_bytes(base, site.device.kind) * matrices
+
+
 def gathered(shape: ModelShape, site: Site, *, trained: bool) -> float:
     """Working set of sharded weights: the unit at work and the next; with its fp32 gradient and a copy to scatter.
 
@@ -245,8 +263,8 @@ def training(
     return states(shape, site, adapter=adapter, base=base, optimizer=optimizer) + RankMemory(
         activations=activations(shape, site, tokens, kind),
         head=head(shape, site, tokens, chunked=chunked, trained=not adapter),
-        gathered=gathered(shape, site, trained=not adapter) + widened(shape, site, base),
-        context=context_of(site.device),
+        gathered=gathered(shape, site, trained=not adapter) + widened(shape, site, base) + holes(shape, site, base),
+        context=context_of(site.device, base),
     )
 
 

@@ -152,16 +152,26 @@ class MemoryFits:
         if "generate" in side.roles and self._tells(still.device):
             share = self._share(choice, still, phases)
             free = share * still.device.memory
-        ranks = choice.lane.mesh.dp
+        pool = max(0.0, free * choice.lane.mesh.dp / still.token) if still.token else 0.0
+        if pool and not still.device.kind.has_own_memory and not self.setting.workload.engine_apart:
+            left = self._left_by_caches(choice, pool) * still.token
+            for role in phases.keys() & {*UPDATE}:
+                phases[role] += RankMemory(cache=min(left, phases[role].activations))
         return GroupMemory(
             side=side,
             device=still.device,
             phases=phases,
             asleep=still.asleep,
-            pool=max(0.0, free * ranks / still.token) if still.token else 0.0,
+            pool=pool,
             token=still.token,
             share=share,
         )
+
+    def _left_by_caches(self, choice: Candidate, pool: float) -> float:
+        """Tokens whose caches a CPU's heap still has room for while it trains: freed, but in pieces that are smaller
+        than activations, which come on top."""
+        work, lanes = self.setting.workload, max(1, choice.devices // choice.lane.width)
+        return min(pool, work.answers / lanes * work.longest) / choice.lane.mesh.dp
 
     def _tells(self, device: Device) -> bool:
         """Whether a plan says what share of such a device the native engine may take, as the recipe does not."""
@@ -196,7 +206,7 @@ class MemoryFits:
             own = memory.weights(work.shapes["fit"], site, precision)
             resident["fit"] = resident["fit"]._replace(weights=resident["fit"].weights - own)
         apart = work.engine_apart and "generate" in side.roles
-        process = RankMemory(context=memory.context_of(device) + (memory.CONTEXT if apart else 0.0))
+        process = RankMemory(context=memory.context_of(device, work.base) + (memory.CONTEXT if apart else 0.0))
         always = process if moves else sum(resident.values(), process)
         gathered = self._gathered(choice, side) if sources.get("generate") == "gather" else NOTHING
         if choice.streamed:  # generating and training take turns, too often to gather anew
@@ -319,7 +329,8 @@ class MemoryFits:
                 activations=memory.activations(shape, site, choice.budget, kind, work.precision),
                 head=self._head(choice, site) if role == "train" else 0.0,
                 gathered=memory.gathered(shape, site, trained=not work.adapter_of(role))
-                + memory.widened(shape, site, work.precision_of(role)),
+                + memory.widened(shape, site, work.precision_of(role))
+                + memory.holes(shape, site, work.precision_of(role)),
             )
         if role == "generate":
             held = memory.generating(shape, site, 0.0, precision=work.precision_of(role))
