@@ -85,6 +85,8 @@ def export(
 
     `plain` is as for `merge`. `make` makes the layout, from configuration and type; a test can make a wrong one.
     """
+    if target is not None:
+        refuse_target(target)
     config = AutoConfig.from_pretrained(model.folder, trust_remote_code=False)
     refuse_family(config)
     tell_base(model, plain, note)
@@ -92,11 +94,9 @@ def export(
     weights = TrainedWeights(model, policy, plain)
     if kind == AUTO:
         kind = OF_DTYPE[choose_dtype(weights, AUTO, note)[0]]
-    target = target or model.run / "gguf" / f"{model.checkpoint.name}-{kind}.gguf"
-    if target.exists():
-        raise RecipeError.of("--to", f"{target} exists already", "name another file, or remove it")
-    if target.suffix != ".gguf":
-        raise RecipeError.of("--to", f"{target} does not end in .gguf", "name the file MODEL.gguf")
+    if target is None:  # named by the type, which may be the weights' own
+        target = model.run / "gguf" / f"{model.checkpoint.name}-{kind}.gguf"
+        refuse_target(target)
     draft = target.with_name(f".{target.stem}.partial.gguf")
     vocabulary = vocabulary_of(policy.tokenizer, size=config.vocab_size)
     run = ask_run(model, policy, most=most)
@@ -115,6 +115,14 @@ def export(
         finally:
             draft.unlink(missing_ok=True)
     return GgufExport(path=target, kind=kind, size=target.stat().st_size, step=model.step, proof=proof)
+
+
+def refuse_target(target: Path) -> None:
+    """Refuses to write over a file, or one that programs would not take for a GGUF file."""
+    if target.exists():
+        raise RecipeError.of("--to", f"{target} exists already", "name another file, or remove it")
+    if target.suffix != ".gguf":
+        raise RecipeError.of("--to", f"{target} does not end in .gguf", "name the file MODEL.gguf")
 
 
 def refuse_family(config: Any) -> None:
