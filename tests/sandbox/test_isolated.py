@@ -160,10 +160,10 @@ def test_a_program_that_never_gets_to_its_function_is_not_run_again_for_every_ca
 
 
 def test_all_calls_together_have_a_limit_too(called):
-    limits = replace(QUICK, seconds=5.0, total_seconds=1.2)
-    result = called("import time\ndef f(x): time.sleep(0.3); return x", *([[n] for n in range(9)]), limits=limits)
-    assert [each.verdict for each in result.calls][:2] == ["ok", "ok"], "with room for a busy machine"
-    assert [each.verdict for each in result.calls][4:] == ["timeout"] * 5
+    limits = replace(QUICK, seconds=5.0, total_seconds=1.4)  # room for a busy machine
+    result = called("import time\ndef f(x): time.sleep(0.4); return x", *([[n] for n in range(9)]), limits=limits)
+    assert [each.verdict for each in result.calls][:2] == ["ok", "ok"]
+    assert [each.verdict for each in result.calls][3:] == ["timeout"] * 6
 
 
 def test_processes_that_a_function_forks_answer_nothing(called):
