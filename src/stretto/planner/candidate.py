@@ -140,6 +140,11 @@ class Candidate:
             self.laid[roles] = _lay(self.devices, record_of(self.strategy), self.division, roles)
         return self.laid[roles]
 
+    def lanes(self, roles: frozenset[str]) -> int:
+        """Cells that generate."""
+        _, count = self.places(roles)["generate"]
+        return max(1, count // self.lane.width)
+
     def source(self, role: str, workload: StepWorkload) -> Source:
         """Where a role's weights come from: the trainer's tensors where each of its cells lies within one of those. An
         engine with a process of its own has its own."""

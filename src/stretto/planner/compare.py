@@ -62,7 +62,7 @@ def parts_of(forecast: Forecast, work: StepWorkload) -> dict[str, float]:
 
 
 def _generating(mine: Forecast, other: Forecast, work: StepWorkload) -> str:
-    held, there = (each.slots * (each.choice.devices // each.choice.lane.width) for each in (mine, other))
+    held, there = (each.slots * each.choice.lanes(work.roles) for each in (mine, other))
     if held < min(there, work.answers):
         return f"caches hold {held} answers at a time, not {there}, because what trains stays beside them"
     if mine.choice.lane != other.choice.lane:

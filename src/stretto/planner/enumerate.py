@@ -156,7 +156,7 @@ class Candidates:
                 done = False
                 for found in self.budgeted(choice, variant, sleeps=sleeps, sharded=sharded):
                     yield found
-                    done = done or self.prices.slots(found[0], found[1].pool) * self._lanes(choice) >= work.answers
+                    done = done or self.prices.slots(found[0], found[1].pool) * choice.lanes(work.roles) >= work.answers
                 if done:
                     return
 
@@ -185,10 +185,6 @@ class Candidates:
         miss = self.misses.get(variant.label)
         if miss is None or room.over < miss.room.over:
             self.misses[variant.label] = NearMiss(room=room, choice=choice)
-
-    def _lanes(self, choice: Candidate) -> int:
-        _, count = choice.places(self.setting.workload.roles)["generate"]
-        return max(1, count // choice.lane.width)
 
     def budgets(self, devices: int) -> Sequence[int]:
         """Tokens of a micro-batch on one rank, from the largest; each holds the longest answer."""

@@ -27,7 +27,7 @@ def estimate(prices: StageTimes, choice: Candidate, pool: float = math.inf) -> f
         pieces=1 if together else min(STREAM, work.prompts),
         barrier=together,
         staleness=work.staleness,
-        lanes=max(1, choice.devices // choice.lane.width),
+        lanes=choice.lanes(work.roles),
         update=ending.update,
         moving=prices.costs.rates.far_delay,
     )

@@ -248,6 +248,11 @@ def gathered(shape: ModelShape, site: Site, *, trained: bool) -> float:
     return (cast + (8.0 if trained else 0.0)) * unit
 
 
+def multiplied(shape: ModelShape, site: Site, base: Precision, *, adapted: bool) -> float:
+    """What an update needs of weights beside those that it keeps, to multiply with them."""
+    return gathered(shape, site, trained=not adapted) + widened(shape, site, base) + holes(shape, site, base)
+
+
 def training(
     shape: ModelShape,
     site: Site,
@@ -263,7 +268,7 @@ def training(
     return states(shape, site, adapter=adapter, base=base, optimizer=optimizer) + RankMemory(
         activations=activations(shape, site, tokens, kind),
         head=head(shape, site, tokens, chunked=chunked, trained=not adapter),
-        gathered=gathered(shape, site, trained=not adapter) + widened(shape, site, base) + holes(shape, site, base),
+        gathered=multiplied(shape, site, base, adapted=adapter > 0),
         context=context_of(site.device, base),
     )
 

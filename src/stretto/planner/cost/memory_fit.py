@@ -170,8 +170,8 @@ class MemoryFits:
     def _left_by_caches(self, choice: Candidate, pool: float) -> float:
         """Tokens whose caches a CPU's heap still has room for while it trains: freed, but in pieces that are smaller
         than activations, which come on top."""
-        work, lanes = self.setting.workload, max(1, choice.devices // choice.lane.width)
-        return min(pool, work.answers / lanes * work.longest) / choice.lane.mesh.dp
+        work = self.setting.workload
+        return min(pool, work.answers / choice.lanes(work.roles) * work.longest) / choice.lane.mesh.dp
 
     def _tells(self, device: Device) -> bool:
         """Whether a plan says what share of such a device the native engine may take, as the recipe does not."""
@@ -328,9 +328,7 @@ class MemoryFits:
             return RankMemory(
                 activations=memory.activations(shape, site, choice.budget, kind, work.precision),
                 head=self._head(choice, site) if role == "train" else 0.0,
-                gathered=memory.gathered(shape, site, trained=not work.adapter_of(role))
-                + memory.widened(shape, site, work.precision_of(role))
-                + memory.holes(shape, site, work.precision_of(role)),
+                gathered=memory.multiplied(shape, site, work.precision_of(role), adapted=work.adapter_of(role) > 0),
             )
         if role == "generate":
             held = memory.generating(shape, site, 0.0, precision=work.precision_of(role))
