@@ -9,7 +9,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from stretto.engines.vllm.tensor_file import read_bucket, write_bucket
+from stretto.engines.vllm.tensor_file import rank_file, read_bucket, write_bucket
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -60,7 +60,7 @@ class FakeHost:
     def read(self, *, path, names):
         held = {HEAD: self.tensors[EMBEDDING], **self.tensors}
         found = {name: held[name] for name in names if name in held}
-        return {"table": write_bucket(Path(path), found) if found else []}
+        return {"tables": [write_bucket(rank_file(Path(path), 0), found) if found else []]}
 
     def version(self):
         return {"version": self.name}

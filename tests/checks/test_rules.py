@@ -34,6 +34,10 @@ def cells(generate, train, more=""):
 
 
 LANE = cells("0, 1", "2").replace("}, {role: train", ", mesh: {tp: 2}}, {role: train")
+SLEEPER = cells("0, 1", "0, 1", ", sleeps: [generate]").replace("}, {role: train", ", mesh: {tp: 2}}, {role: train")
+SLEEPER = SLEEPER.replace("strategy: separate", "strategy: flatten").replace("4xcpu", "2xcpu")
+HOSTS = LANE.replace("4xcpu", "2x2xcpu").replace("cpu:1", "cpu:0").replace("cpu:2", "cpu:1")
+HOSTS = HOSTS.replace("localhost", "host0", 1).replace("localhost", "host1")
 EXACT = "algorithm={name: distill, top_k: 2}"
 SLICES = cells("0", "0, 1", "}, {role: reference, devices: [localhost/cpu:1]").replace("4xcpu", "2xcpu")
 SOURCE = "task={source: {kind: synthetic, name: %s}, prompt: '1', holdout: {prompts: 10}}"
@@ -377,7 +381,7 @@ def test_what_is_wrong_is_one_problem_with_a_fix(taken, changes, field, reason):
 @pytest.mark.parametrize(
     ("engine", "field", "reason"),
     [
-        ("kind=vllm", "placement.cells", "the engine vllm on several devices together is not available yet"),
+        ("kind=file_engine:make", "placement.cells", "on several devices together is not available yet"),
         ("graphs=true", "engine.graphs", "steps of devices that generate together are not recorded"),
     ],
 )
@@ -386,6 +390,21 @@ def test_what_an_engine_cannot_do_on_several_devices_is_told_beside_what_this_ma
 ):
     found = problems(taken, [LANE, f"engine.{engine}"])
     assert [problem.fix for problem in found if problem.field == field and reason in problem.reason]
+
+
+@pytest.mark.parametrize(
+    ("lane", "told"),
+    [
+        (LANE, None),
+        (LANE.replace("tp: 2", "dp_shard: 2"), "devices on which vLLM generates share every matrix"),
+        (SLEEPER, "does not take turns with train, which sleeps on them"),
+        (HOSTS, "vLLM generates on devices of one host, and these are on 2"),
+    ],
+    ids=["right", "slices", "sleeps", "hosts"],
+)
+def test_vllm_generates_on_several_devices_of_one_host_that_share_every_matrix(taken, lane, told):
+    found = [problem for problem in problems(taken, [lane, "engine.kind=vllm"]) if problem.field == "placement.cells"]
+    assert [told in problem.reason for problem in found] == [True] * (told is not None)
 
 
 RIGHT = [

@@ -60,10 +60,22 @@ def test_these_say_what_they_wait_for(choice, told):
     assert told in list(Candidate(**choice).waits_for(workload(**REFERRED)))
 
 
-def test_lanes_of_vllm_and_an_exact_kl_in_slices_wait():
-    lane = Candidate(**CUT, lane=ModelSplit(tp=2))
-    assert list(lane.waits_for(workload(engine="vllm"))) == ["vllm on several devices together"]
+def test_an_exact_kl_in_slices_waits():
     assert list(Candidate(**CUT).waits_for(workload(exact=True))) == ["the exact KL of a model in slices"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        ({"lane": ModelSplit(tp=2)}, []),
+        ({"strategy": "separate", "train": ModelSplit(dp=2), "lane": ModelSplit(tp=2), "sleeps": True}, []),
+        ({"lane": ModelSplit(tp=2), "sleeps": True}, ["vLLM on several devices that it shares with what sleeps"]),
+        ({"lane": ModelSplit(dp=2)}, ["vLLM on devices that do not share every matrix"]),
+    ],
+)
+def test_vllm_generates_on_devices_that_share_every_matrix_and_take_no_turns(choice, told):
+    found = list(Candidate(**{**CUT, **choice}).waits_for(workload(engine="vllm")))
+    assert [each for each in found if each.startswith("vLLM")] == told
 
 
 @pytest.mark.parametrize(

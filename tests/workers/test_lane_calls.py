@@ -62,8 +62,9 @@ class Answers:
         """Nothing is left."""
 
 
-async def started():
-    plan = plan_of(Placement(strategy="elastic", cells=CELLS), roles={"generate", "train"}, devices=DEVICES)
+async def started(engine="native"):
+    section = Placement(strategy="elastic", cells=CELLS)
+    plan = plan_of(section, roles={"generate", "train"}, devices=DEVICES, engine=engine)
     patience = CallDeadlines(start=1, generate=0.1, train=1, publish=1)
     worker_group = WorkerGroup(plan, Answers(), lambda device, start_by: device, patience=patience)
     await worker_group.start()
@@ -84,6 +85,16 @@ def test_all_devices_of_a_cell_hear_the_same_and_its_first_one_answers():
     meetings = [[call[2] for call in calls if call[:2] == ("meet", "lane generate-0")] for calls in heard]
     assert [[(each.rank, each.size) for each in found] for found in meetings] == [[(0, 2)], [(1, 2)], [], []]
     assert meetings[0][0].seconds == pytest.approx(0.09), "who waits says so before the deadline passes"
+
+
+def test_an_engine_of_its_own_process_reaches_the_devices_of_its_cell_by_itself():
+    async def scenario():
+        worker_group = await started("vllm")
+        ((who,),) = [await worker_group.lanes["generate-0"].generate([], [], 0.25)]
+        return who.device, [{call[0] for call in member.heard} for member in worker_group.members.values()]
+
+    first, heard = asyncio.run(scenario())
+    assert first == DEVICES[0] and "generate" in heard[0] and "generate" not in heard[1]
 
 
 @pytest.mark.parametrize(

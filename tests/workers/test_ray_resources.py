@@ -1,8 +1,11 @@
 """What is asked of a Ray cluster, and what is told of one that has too little."""
 
+from pathlib import Path
+
 import pytest
 
-from stretto.workers.launchers.ray_resources import TOUCH, bundle_of, of_kinds, shortage, visible_to
+from stretto.workers.launchers.ray_resources import TOUCH, bundle_of, of_kinds, seeing, shortage
+from stretto.workers.worker_spec import LaneSpec, WorkerSpec
 
 
 def host(gpus=0, cpus=64, *marks):
@@ -90,5 +93,12 @@ def test_a_part_of_a_cluster_of_several_kinds_is_asked_for_by_its_kind_too():
         ("localhost/cpu:1", "4,5", None),
     ],
 )
-def test_a_process_sees_the_gpu_that_the_plan_gives_it(device, listed, told):
-    assert visible_to(device, listed) == told
+def test_a_process_sees_the_gpu_that_the_plan_gives_it_and_knows_those_of_its_lane(device, listed, told):
+    mates = (device.replace(device[-1], "0"), device)
+    lane = LaneSpec(cell="generate", rank=1, size=2, team=2, devices=mates)
+    nothing = {"recipe": None, "root": Path(), "base": None, "roles": frozenset(), "token_budget": 1}
+    alone = WorkerSpec(device=device, **nothing)
+    assert seeing(alone, listed) == (alone, told)
+    spec, sees = seeing(WorkerSpec(device=device, lane=lane, **nothing), listed)
+    first = listed.partition(",")[0] if listed else "0"
+    assert sees == told and spec.lane.gpus == ((first, told) if told else ())

@@ -16,6 +16,7 @@ from stretto.checks.recipe import Lookups, check, checked_recipe
 from stretto.errors import Problem, RecipeError
 from stretto.placement.build import OPEN, named_by_cells, plan_of
 from stretto.placement.cluster import parse_cluster
+from stretto.placement.devices import host_of
 from stretto.placement.plan import Cell, Plan, partly_shared
 from stretto.placement.strategies import find_strategy
 from stretto.plugins import folders_of
@@ -125,8 +126,10 @@ def _too_wide(recipe: Recipe, plan: Plan) -> Iterable[Problem]:
     wide = [cell for cell in plan.cells if len(cell.devices) > 1]
     for cell in wide:
         trains = next((each for each in wide if each.role == "train" and each.devices == cell.devices), None)
+        mine = set(cell.devices)
         if cell.role == "generate":
-            yield from _lane_problems(recipe, cell)
+            sleepers = [each.name for each in plan.cells if each.sleeps and not mine.isdisjoint(each.devices)]
+            yield from _lane_problems(recipe, cell, sleepers)
         elif cell.role == "train":
             yield from _not_trained(cell, wide)
             if getattr(recipe.algorithm, "top_k", None):
@@ -142,9 +145,12 @@ def _too_wide(recipe: Recipe, plan: Plan) -> Iterable[Problem]:
             yield Problem(field="placement.cells", reason=reason, fix="leave the mesh out")
 
 
-def _lane_problems(recipe: Recipe, cell: Cell) -> Iterable[Problem]:
-    """Why the devices of a cell cannot generate together."""
+def _lane_problems(recipe: Recipe, cell: Cell, sleepers: Collection[str]) -> Iterable[Problem]:
+    """Why the devices of a cell cannot generate together; `sleepers` are cells that sleep on one of them."""
     count, alone = len(cell.devices), "give each generate cell one device"
+    if cell.engine == "vllm":
+        yield from _vllm_lane_problems(cell, sleepers, alone)
+        return
     if cell.engine != "native":
         reason = f"{cell.name}: the engine {cell.engine} on several devices together is not available yet"
         yield Problem(field="placement.cells", reason=reason, fix=f"{alone}, or use engine.kind: native")
@@ -156,6 +162,22 @@ def _lane_problems(recipe: Recipe, cell: Cell) -> Iterable[Problem]:
     if getattr(recipe.engine, "graphs", False) is True:
         reason = f"has no effect in {cell.name}: steps of devices that generate together are not recorded"
         yield Problem(field="engine.graphs", reason=reason, fix=f"leave it out, or {alone}")
+
+
+def _vllm_lane_problems(cell: Cell, sleepers: Collection[str], alone: str) -> Iterable[Problem]:
+    """Why vLLM cannot generate on the devices of a cell together: its ranks share every matrix of one host's devices,
+    and only the first of them is told when others need the memory."""
+    native, count = f"{alone}, or use engine.kind: native", len(cell.devices)
+    if cell.mesh["tp"] != count or cell.mesh["ep"] > 1:
+        reason = f"{cell.name}: devices on which vLLM generates share every matrix"
+        yield Problem(field="placement.cells", reason=reason, fix=f"say mesh: {{tp: {count}}}; or {native}")
+    if len(hosts := {host_of(device) for device in cell.devices}) > 1:
+        reason = f"{cell.name}: vLLM generates on devices of one host, and these are on {len(hosts)}"
+        yield Problem(field="placement.cells", reason=reason, fix=native)
+    if asleep := sorted(sleepers):
+        reason = f"{cell.name}: vLLM on several devices together does not take turns with {', '.join(asleep)}, "
+        reason += "which sleeps on them" if len(asleep) == 1 else "which sleep on them"
+        yield Problem(field="placement.cells", reason=reason, fix=f"take sleeps out, or {native}")
 
 
 def _not_trained(cell: Cell, wide: Sequence[Cell]) -> Iterable[Problem]:

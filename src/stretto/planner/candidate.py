@@ -182,7 +182,11 @@ class Candidate:
     def _unmade_lane(self, workload: StepWorkload) -> Iterator[tuple[bool, str]]:
         """What of a cell that generates cannot be done by several devices, and whether it would be."""
         lane = self.lane
-        yield lane.width > 1 and workload.engine != "native", f"{workload.engine} on several devices together"
+        if lane.width > 1 and workload.engine != "native":
+            yield workload.engine != "vllm", f"{workload.engine} on several devices together"
+            yield lane.tp < lane.width, "vLLM on devices that do not share every matrix"
+            others = any("generate" in side.roles and len(side.roles) > 1 for side in self.sides(workload.roles))
+            yield self.sleeps and others, "vLLM on several devices that it shares with what sleeps"
         yield lane.pp > 1, "pipelines that generate"
         yield partly_shared(lane.degrees), "lanes that share neither all matrices nor all experts"
         yield from _unshared(lane, workload, "generate")

@@ -213,7 +213,8 @@ def lane_of(plan: Plan, device: str) -> LaneSpec | None:
     for cell in plan.cells:
         if cell.role == "generate" and device in cell.devices and len(cell.devices) > 1:
             rank, size = cell.devices.index(device), len(cell.devices)
-            return LaneSpec(cell=cell.name, rank=rank, size=size, team=cell.mesh["tp"], spreads=cell.mesh["ep"] > 1)
+            team, spreads = cell.mesh["tp"], cell.mesh["ep"] > 1
+            return LaneSpec(cell=cell.name, rank=rank, size=size, team=team, spreads=spreads, devices=cell.devices)
     return None
 
 

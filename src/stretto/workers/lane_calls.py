@@ -35,7 +35,9 @@ class LaneCalls:
     def __init__(self, worker_group: WorkerGroup, names: Sequence[str]) -> None:
         """`names` are those of the cells."""
         self.worker_group, self.names = worker_group, names
-        self.wide = [name for name in names if len(worker_group.devices[name]) > 1]
+        # An engine with a process of its own reaches all devices of its cell by itself, and one worker asks it.
+        ours = {cell.name for cell in worker_group.plan.cells if cell.engine == "native"}
+        self.wide = [name for name in names if len(worker_group.devices[name]) > 1 and name in ours]
 
     def queues(self) -> dict[str, EngineQueue]:
         """Cell -> what trajectories ask."""

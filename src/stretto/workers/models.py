@@ -16,6 +16,7 @@ from stretto.algorithms.base import Algorithm
 from stretto.algorithms.catalog import learns_from_rows, trains_reward_model
 from stretto.engines.base import Engine
 from stretto.engines.native.engine import NativeEngine
+from stretto.engines.native.lane import FIRST
 from stretto.engines.native.truncation import Truncation
 from stretto.engines.native.unpacked import UnpackedEngine
 from stretto.engines.own import own_engine
@@ -224,8 +225,8 @@ def engine_maker(spec: WorkerSpec) -> EngineFactory:
             return partial(native_engine, section=section)
         return partial(lane_engine, section=section, lane=lane, device=spec.torch_device)
     if isinstance(section, VllmEngineSection):
-        # Where nobody generates, what proves its weights is the policy itself.
-        generates = "generate" in spec.roles
+        # Where nobody generates, or another device answers for all, what proves its weights is the policy itself.
+        generates = "generate" in spec.roles and (lane is None or lane.rank == FIRST)
         return partial(vllm_engine, section=section, spec=spec) if generates else partial(native_engine, section=PROVES)
     return own_engine(section.kind, spec.folders, where=spec.where)
 

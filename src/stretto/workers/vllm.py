@@ -5,6 +5,7 @@ which server of the user's.
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -49,10 +50,10 @@ def vllm_engine(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) ->
     return VllmEngine(
         policy,
         starter(engine_python(section, spec.root), spec),
-        name=f"vLLM on {spec.device}",
+        name=f"vLLM on {named(spec)}",
         settings=settings,
         deadlines=patience_of(spec),
-        share=lambda: asked_share(spec.torch_device, weight_bytes(policy) + settings.cache_bytes),
+        share=lambda: asked_share(spec.torch_device, weight_bytes(policy) // settings.devices + settings.cache_bytes),
     )
 
 
@@ -100,8 +101,11 @@ def settings_of(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) ->
     """What vLLM is started with; a RecipeError if its cache is too small, or larger than what is free beside its own
     weights."""
     device, answer, auto = spec.torch_device, section.max_new_tokens, section.memory_share == "auto"
+    ranks = 1 if spec.lane is None else spec.lane.size
+    sharing = ranks if device.type == "cpu" else 1  # the memory that is counted here
     share = CACHE_SHARE if section.memory_share == "auto" else section.memory_share
-    every, each, free, weights = memory_of(device), token_bytes(policy), free_memory(device), weight_bytes(policy)
+    every, free = memory_of(device) // sharing, free_memory(device) // sharing
+    each, weights = rank_token_bytes(policy, ranks), weight_bytes(policy) // ranks
     room = max(0, free - weights - (SLACK if device.type == "cuda" else 0))
     left = f"{free / GB:.1f} GB are free, of which vLLM's own weights take {weights / GB:.1f} GB"
     least = (-(-2 * answer // BLOCK) + 1) * BLOCK * each
@@ -122,8 +126,17 @@ def settings_of(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) ->
         cache_bytes=size,
         rank=None if policy.adapted is None else policy.adapted.peft_config["default"].r,
         device=device.type,
+        devices=ranks,
         arguments=section.arguments,
     )
+
+
+def rank_token_bytes(policy: Policy, ranks: int) -> int:
+    """Bytes that keys and values of one token take on one of several ranks. Where these are more than heads of keys and
+    values, neighbours have the same head."""
+    config = policy.network.config.get_text_config()
+    heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return -(-token_bytes(policy) // min(ranks, heads))
 
 
 def weight_bytes(policy: Policy) -> int:
@@ -154,7 +167,8 @@ def free_memory(device: torch.device) -> int:
 
 
 def starter(python: Path, spec: WorkerSpec) -> Callable[[], EngineTransport]:
-    """Starts the process on the worker's device, with its threads; what it says is kept beside the run."""
+    """Starts the process on the worker's device, or on all of its cell, with its threads; what it says is kept beside
+    the run."""
     threads = spec.threads or torch.get_num_threads()
     environment = {
         "OMP_NUM_THREADS": str(threads),
@@ -163,15 +177,31 @@ def starter(python: Path, spec: WorkerSpec) -> Callable[[], EngineTransport]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process, which answers when it is asked
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # others work on these cores too
         "VLLM_HOST_IP": "127.0.0.1",
+        **({"GLOO_SOCKET_IFNAME": "lo"} if spec.lane and sys.platform == "linux" else {}),  # ranks of one host
     }
     if spec.torch_device.type == "cuda":
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        index = spec.torch_device.index
-        environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible_gpus(spec))
     return partial(
         EngineProcess,
         [str(python), "-u", str(PROGRAM)],
-        name=f"vLLM on {spec.device}",
+        name=f"vLLM on {named(spec)}",
         log=_logs(spec) / f"engine-{spec.device.replace('/', '-').replace(':', '-')}.log",
         environment=environment,
     )
+
+
+def named(spec: WorkerSpec) -> str:
+    """The devices, for messages."""
+    return spec.device if spec.lane is None else " and ".join(spec.lane.devices)
+
+
+def visible_gpus(spec: WorkerSpec) -> tuple[str, ...]:
+    """What CUDA_VISIBLE_DEVICES calls the GPUs of a worker's cell; a RecipeError where nobody here knows that."""
+    if spec.lane is None:
+        visible, index = os.environ.get("CUDA_VISIBLE_DEVICES"), spec.torch_device.index
+        return (visible.split(",")[index] if visible else str(index),)
+    if not spec.lane.gpus:
+        reason = f"{named(spec)} generate together with vLLM, and which GPUs these are only the Ray cluster knows"
+        fix = "start the run without RAY_ADDRESS on their host, or give each generate cell one device"
+        raise RecipeError.of("placement.cells", reason, fix)
+    return spec.lane.gpus

@@ -30,6 +30,10 @@ class LaneSpec:
     them."""
     spreads: bool = False
     """Whether each has some of the experts as a whole, and not a part of every one."""
+    devices: tuple[str, ...] = ()
+    """All of the cell's, in the order of their ranks."""
+    gpus: tuple[str, ...] = ()
+    """What CUDA_VISIBLE_DEVICES calls them, where whoever starts the processes has picked them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

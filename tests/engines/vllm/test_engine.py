@@ -179,7 +179,7 @@ def corrupted(what, arguments, host):
 def unread(what, arguments, host):
     """The process cannot say what it holds."""
     if what == "read" and host.called.count("begin") + host.called.count("adapter") > 1:
-        return {"table": []}
+        return {"tables": [[]]}
 
 
 @pytest.mark.parametrize(
@@ -295,11 +295,25 @@ def test_a_slot_may_be_larger_than_its_adapter_and_is_empty_there():
     mine = torch.arange(1.0, 5).view(2, 2)
     slot = torch.zeros(4, 2)
     slot[:2] = mine
-    assert equal(slot, mine) and equal(mine, mine)
+    assert equal([slot], mine) and equal([mine], mine)
     slot[3, 1] = 1
-    assert not equal(slot, mine)
-    assert not equal(mine[:1], mine) and not equal(None, mine) and not equal(mine.bfloat16(), mine)
-    assert equal(torch.tensor([1e-40]), torch.tensor([0.0])) and not equal(torch.tensor([1e-30]), torch.tensor([0.0]))
+    assert not equal([slot], mine)
+    assert not equal([mine[:1]], mine) and not equal([None], mine) and not equal([mine.bfloat16()], mine)
+    assert equal([torch.tensor([1e-40])], torch.zeros(1)) and not equal([torch.tensor([1e-30])], torch.zeros(1))
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_ranks_hold_a_tensor_together_each_all_of_it_or_its_part_with_neighbours_that_have_the_same(side):
+    whole = torch.arange(12.0).view(3, 4) if side else torch.arange(12.0).view(4, 3)
+    left, right = whole.chunk(2, side)
+    assert equal([whole, whole], whole) and equal([left, right], whole) and equal([left, left, right, right], whole)
+    nothing, most, rest = whole.narrow(side, 0, 0), whole.narrow(side, 0, 3), whole.narrow(side, 3, 1)
+    assert equal([whole, nothing], whole) and equal([most, rest], whole), "few tokens are on the first ranks"
+    for wrong in (
+        [right, left], [left, left], [left, None], [left, right, left], [left], [whole, left], [left] * 4,
+        [left, right, left, right], [most, most], [rest, most], [nothing, nothing], [left, right.flatten()],
+    ):  # fmt: skip
+        assert not equal(wrong, whole)
 
 
 def test_what_vllm_says_is_told_at_the_key_that_it_is_about():
@@ -338,7 +352,7 @@ def test_what_vllm_needs_for_its_weights_is_no_room_for_a_cache(free, share, tol
     for name, size in named.items():
         monkeypatch.setattr(workers, name, lambda _, size=size: size)
     section = VllmEngineSection(max_new_tokens=8, memory_share=share)
-    spec = SimpleNamespace(torch_device=torch.device("cuda", 0))
+    spec = SimpleNamespace(torch_device=torch.device("cuda", 0), lane=None)
     if told:
         with pytest.raises(RecipeError, match=f"vLLM's own weights take 4.0 GB(?s:.*){told}"):
             workers.settings_of(policy, section, spec)
@@ -352,7 +366,7 @@ def test_the_context_is_what_whole_blocks_of_the_cache_hold_but_for_the_one_that
     each = token_bytes(policy)
     for name, size in {"memory_of": 1_000_000 * each, "free_memory": 900_000 * each, "weight_bytes": 0}.items():
         monkeypatch.setattr(workers, name, lambda _, size=size: size)
-    spec = SimpleNamespace(torch_device=torch.device("cpu"))
+    spec = SimpleNamespace(torch_device=torch.device("cpu"), lane=None)
 
     def found(tokens):
         section = VllmEngineSection(max_new_tokens=300, memory_share=tokens / 1_000_000)

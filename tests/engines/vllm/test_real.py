@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import uuid
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from running import lines
 from stretto.checks.rules.vllm import ARGUMENTS, ELSEWHERE
 from stretto.engines.base import Request
+from stretto.engines.native.engine import NativeEngine
 from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
 from stretto.engines.vllm.process import PROGRAM, EngineProcess
 from stretto.engines.vllm.tensor_file import read_bucket
@@ -114,6 +116,23 @@ def test_two_steps_with_all_weights_on_one_device_under_a_launcher(tmp_path):
     assert engines(mark) == []
 
 
+def test_two_devices_generate_together_and_each_of_them_trains(tmp_path):
+    mark, folder, devices = uuid.uuid4().hex, tmp_path / "run", ["localhost/cpu:0", "localhost/cpu:1"]
+    lane = f"{{role: generate, devices: [{', '.join(devices)}], mesh: {{tp: 2}}}}"
+    trained = ", ".join(
+        f"{{role: {role}, devices: [{device}]}}" for role in ("train", "reference") for device in devices
+    )
+    placed = f"placement={{cluster: 2xcpu, strategy: flatten, cells: [{lane}, {trained}]}}"
+    few = ["run.steps=2", "batch.prompts=4", "model.scratch.warmup_steps=5", placed]
+    run = begun(folder, *SMALL, *LATER, *few, mark=mark, name=RECIPE.with_name("tiny.yaml"))
+    out, error = run.communicate()
+    assert run.returncode == 0, error or out
+    rows = steps_of(folder)
+    assert [row["weights/version"] for row in rows] == [1, 2]
+    assert max(row["kl/engine_trainer"] for row in rows) < 0.01
+    assert engines(mark) == []
+
+
 def test_an_engine_that_hangs_at_its_start_ends_the_run_at_the_deadline(tmp_path):
     python, mark = tmp_path / "python", uuid.uuid4().hex
     python.write_text(
@@ -147,17 +166,25 @@ class Spoiled:
         self.process.close()
 
 
-@pytest.fixture(scope="module", params=[Adapter(rank=4, alpha=12.0), None], ids=["adapter", "full"])
+LORA = Adapter(rank=4, alpha=12.0)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(LORA, 2), (None, 1)],
+    ids=["adapter, two ranks", "full"],
+)
 def engine(request, tmp_path_factory):
     """vLLM with a tiny model, in float32 so that log-probabilities can be compared closely."""
-    policy = scratch_policy(dtype="float32", adapter=request.param, width=64, heads=2)
+    adapter, ranks = request.param
+    policy = scratch_policy(dtype="float32", adapter=adapter, width=64, heads=2)
     found = VllmEngine(
         policy,
         partial(Spoiled, tmp_path_factory.mktemp("log") / "engine.log"),
         name="vLLM",
         settings=VllmSettings(
             versions=("0.32",), dtype="float32", context=256, cache_bytes=1 << 28,
-            rank=None if request.param is None else 4, device="cpu", arguments={"max_num_seqs": 16},
+            rank=None if adapter is None else 4, device="cpu", devices=ranks, arguments={"max_num_seqs": 16},
         ),
         deadlines=VllmDeadlines(start=300, generate=60, publish=60, first=300),
     )  # fmt: skip
@@ -200,6 +227,17 @@ def logprobs_of(engine, request, completion):
     return naive_logprobs(engine.policy, talk, temperature=request.temperature).numpy()
 
 
+def ranks_of(host):
+    """The processes of vLLM's ranks, in their order."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == host and b"resource_tracker" not in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return sorted(found)
+
+
 def test_log_probabilities_follow_each_update(engine):
     before = None
     for version in (1, 2):
@@ -210,7 +248,9 @@ def test_log_probabilities_follow_each_update(engine):
         for key, each in done.items():
             theirs = logprobs_of(engine, asked(key), each)
             assert np.abs(each.logprobs - theirs).max() < 1e-3
-        greedy = answered(engine, asked(9, temperature=0.0))[9]
+        greedy = answered(engine, asked(9, temperature=0.0, stop=frozenset()))[9]
+        native = answered(NativeEngine(engine.policy), asked(9, temperature=0.0, stop=frozenset()))[9]
+        assert greedy.tokens.tolist() == native.tokens.tolist(), "two ranks say what one device does"
         assert before is None or not np.allclose(greedy.logprobs[:1], before, atol=1e-4)
         before = greedy.logprobs[:1]
 
@@ -332,7 +372,8 @@ def test_weights_that_a_sleep_dropped_are_caught_before_anything_is_generated(en
 def test_a_process_that_dies_is_replaced_and_its_answers_are_the_same(engine):
     usual = answered(engine, *(asked(key) for key in range(3)))
     engine.submit([asked(key) for key in range(3)])
-    os.kill(engine.process.process.process.pid, signal.SIGKILL)
+    host = engine.process.process.process.pid
+    os.kill(host if engine.settings.devices == 1 else ranks_of(host)[-1], signal.SIGKILL)
     done = []
     while len(done) < 3:
         done += engine.step(0.5)

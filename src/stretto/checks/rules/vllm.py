@@ -51,7 +51,7 @@ ELSEWHERE = {
     "model": "model.name says it",
     "quantization": "a base in few bits (model.quantize) with vllm is not available yet",
     "seed": "every request has its own, which follows from the key seed",
-    "tensor_parallel_size": "one model over several devices with vllm is not available yet",
+    "tensor_parallel_size": "placement.cells says which devices generate together, with mesh: {tp: N}",
 }
 """Argument that many look for -> what says it here."""
 

@@ -26,20 +26,20 @@ from stretto.engines.vllm.process import EngineTransport
 from stretto.engines.vllm.published import (
     adapter_tensors,
     base_tensors,
-    equal,
+    differing,
     file_bytes,
     head_tensor,
     write_adapter,
     write_base,
 )
 from stretto.engines.vllm.request_rows import Row, WatchedAnswers, row_of
-from stretto.engines.vllm.tensor_file import read_bucket, write_bucket
+from stretto.engines.vllm.tensor_file import read_ranks, write_bucket
 from stretto.errors import EngineDiedError, EngineError, RecipeError
 from stretto.models.load import Policy
 from stretto.types import Receipt, Weights
 from stretto.weights.carrier import buckets
 from stretto.weights.publish import refusal
-from stretto.weights.tensors import checksum, checksums
+from stretto.weights.tensors import checksums
 
 MOST_DEATHS = 3
 """Deaths in a row, without an answer between them, that end a run."""
@@ -257,13 +257,9 @@ class VllmEngine:
         path = self.room / "held"
         for bucket in buckets(expected, BUCKET):
             told = self._call("read", self.patience.publish, path=str(path), names=list(bucket))
-            held = dict(read_bucket(path, told["table"])) if told["table"] else {}
-            for name, tensor in bucket.items():
-                if not equal(held.get(name), tensor):
-                    missing += [name] * (name not in held)
-                    mine = checksum(held[name].contiguous()) if name in held else "nothing"
-                    wrong[name] = f"{mine} where {checksum(tensor)} was published"
-            path.unlink(missing_ok=True)
+            ranks = read_ranks(path, told["tables"])
+            wrong |= differing(bucket, ranks)
+            missing += [name for name in bucket if any(name not in held for held in ranks)]
         if missing and not self.version:
             reason = f"vLLM stores this model's family under other names, and has no {', '.join(missing[:3])}"
             raise RecipeError.of("engine.kind", reason, "use engine.kind: native")

@@ -34,6 +34,9 @@ QUESTIONS = (
 )  # fmt: skip
 """What may be asked."""
 
+NOTICES = 2.0
+"""Seconds after a failure until which the death of a rank is known: others say at once that they miss it."""
+
 
 @dataclass(kw_only=True)
 class RunningRequest:
@@ -59,7 +62,7 @@ class EngineHost:
     def __init__(self) -> None:
         self.engine: Any = None
         self.lora: Any = None
-        self.name, self.count = "", 0
+        self.name, self.count, self.several = "", 0, False
         self.answers: dict[str, RunningRequest] = {}
 
     def start(self, *, model: str, versions: Sequence[str], **settings: Any) -> dict[str, Any]:
@@ -77,6 +80,7 @@ class EngineHost:
         except (ValueError, TypeError, NotImplementedError, torch.OutOfMemoryError) as error:
             traceback.print_exc()
             raise refusal(error, settings["arguments"], short=isinstance(error, torch.OutOfMemoryError)) from error
+        self.several = settings["devices"] > 1
         cache = self.engine.vllm_config.cache_config
         return {"cache_tokens": cache.num_gpu_blocks * cache.block_size, "vllm": vllm.__version__}
 
@@ -178,8 +182,8 @@ class EngineHost:
         return {}
 
     def read(self, *, path: str, names: Sequence[str]) -> dict[str, Any]:
-        """Writes into a file what is multiplied with under these names."""
-        return {"table": self._told("write_tensors", path, names)}
+        """Writes into files, one for each rank, what is multiplied with under these names."""
+        return {"tables": self._told("write_tensors", path, names)}
 
     def sleep(self) -> dict[str, Any]:
         """Gives memory back; the weights go to the host, because LoRA does not survive their loss."""
@@ -193,8 +197,17 @@ class EngineHost:
             self.engine.wake_up()
         return {}
 
-    def _told(self, method: str, *arguments: Any) -> Any:
-        return self.engine.collective_rpc(f"stretto_{method}", args=arguments)[0]
+    def has_lost_a_rank(self) -> bool:
+        """Whether a failure is that of a process of one of several ranks, which has died."""
+        end = time.monotonic() + NOTICES
+        while self.several and not self.engine.model_executor.is_failed and time.monotonic() < end:
+            time.sleep(0.05)
+        return self.several and bool(self.engine.model_executor.is_failed)
+
+    def _told(self, method: str, *arguments: Any) -> list[Any]:
+        """What each rank says."""
+        told: list[Any] = self.engine.collective_rpc(f"stretto_{method}", args=arguments)
+        return told
 
 
 class TensorRpc:
@@ -204,6 +217,7 @@ class TensorRpc:
     model_config: Any
     vllm_config: Any
     device: torch.device
+    rank: int
 
     def stretto_pin_adapter(self, number: int) -> None:
         """Which adapter is read back."""
@@ -245,10 +259,10 @@ class TensorRpc:
 
     @torch.no_grad()
     def stretto_write_tensors(self, path: str, names: Sequence[str]) -> list[Any]:
-        """A file with those of these names that are here, and its table."""
+        """A file with those of these names that are here, or this rank's part of them, and its table."""
         wanted = set(names)
         found = {name: tensor.to("cpu") for name, tensor in self._held(wanted) if name in wanted}
-        return list(tensor_file.write_bucket(Path(path), found)) if found else []
+        return list(tensor_file.write_bucket(tensor_file.rank_file(Path(path), self.rank), found)) if found else []
 
     def _held(self, wanted: set[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """Tensors under the names of the model's own files, at least those that are wanted."""
@@ -273,7 +287,8 @@ class TensorRpc:
         """What one layer has: matrices by their product, whatever else as it lies there."""
         whole = dict(layer.named_parameters(recurse=False))
         if hasattr(layer, "embedding_dim"):  # rows are looked up; the head multiplies with them
-            rows = getattr(layer, "org_vocab_size", len(layer.weight))  # positions are no vocabulary
+            cut = getattr(layer, "shard_indices", None)  # positions are no vocabulary, and are whole everywhere
+            rows = len(layer.weight) if cut is None else cut.num_org_elements
             whole["weight"] = (product(layer, layer.embedding_dim) if parts == ["lm_head"] else layer.weight)[:rows]
         elif hasattr(layer, "input_size_per_partition"):
             whole["weight"] = product(layer, layer.input_size_per_partition)
@@ -324,6 +339,8 @@ def main() -> None:
             answer = {"refused": list(refused.args)}
         except Exception as error:
             traceback.print_exc()
+            if host.has_lost_a_rank():  # whoever asks starts another process with all of them
+                os._exit(1)
             answer = {"failed": f"{type(error).__name__}: {error}"}
         connection.send_bytes(json.dumps(answer).encode())
 

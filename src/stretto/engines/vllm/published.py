@@ -8,7 +8,7 @@ multiplies with, whatever the scale.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stretto.models.load import Policy
+from stretto.weights.tensors import checksum
 
 HEAD = "lm_head.weight"
 """What the head is called where its tensor is the embedding's, and so has no name of its own."""
@@ -62,8 +63,41 @@ def adapter_scale(policy: Policy) -> float:
     return float(config.lora_alpha / config.r)
 
 
-def equal(held: Tensor | None, tensor: Tensor) -> bool:
-    """Whether an engine's tensor is the policy's; what is left over in it, of a larger slot, must be zero.
+def differing(sent: Mapping[str, Tensor], ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, str]:
+    """Name -> what an engine's ranks hold, and what they were sent, where that is not the same."""
+    wrong = {}
+    for name, tensor in sent.items():
+        held = [tensors.get(name) for tensors in ranks]
+        if not equal(held, tensor):
+            told = " and ".join("nothing" if each is None else checksum(each.contiguous()) for each in held)
+            wrong[name] = f"{told} where {checksum(tensor)} was published"
+    return wrong
+
+
+def equal(held: Sequence[Tensor | None], tensor: Tensor) -> bool:
+    """Whether what an engine's ranks hold is the policy's tensor: each of them all of it, or its part along one side.
+    Where there are fewer parts than ranks, neighbours have the same: heads of keys and values."""
+    parts = _parts(held, tensor)
+    return parts is not None and all(_same(mine, part) for mine, part in zip(held, parts, strict=True))
+
+
+def _parts(held: Sequence[Tensor | None], tensor: Tensor) -> Sequence[Tensor] | None:
+    """What each rank should have by the sizes that they have; none if no tensor is cut so."""
+    shapes = [mine.shape for mine in held if mine is not None and mine.dim() == tensor.dim()]
+    if len(shapes) < len(held):
+        return None
+    cut = next((side for side, size in enumerate(tensor.shape) if min(shape[side] for shape in shapes) < size), None)
+    if cut is None:
+        return [tensor] * len(held)
+    sizes = [shape[cut] for shape in shapes]
+    copies = sum(sizes) // tensor.shape[cut]
+    if copies == 0 or len(held) % copies or sum(sizes[::copies]) != tensor.shape[cut]:
+        return None
+    return [part for part in tensor.split(sizes[::copies], cut) for _ in range(copies)]
+
+
+def _same(held: Tensor | None, tensor: Tensor) -> bool:
+    """Whether one rank's tensor is the policy's; what is left over in it, of a larger slot, must be zero.
 
     Numbers too small to be normal count as zero, as some processors' products take them for that.
     """

@@ -127,7 +127,7 @@ class ServedEngine(VllmEngine):
             raise self._refusal(f"the adapter in {folder} cannot be read any more: {error}") from error
         for name, tensor in adapter_tensors(self.policy).items():
             mine = held.get(f"base_model.model.{name}")
-            if not equal(mine, tensor.cpu()):
+            if not equal([mine], tensor.cpu()):
                 read = "nothing" if mine is None else checksum(mine)
                 told = f"{name} in {folder} is {read} where {checksum(tensor)} was published"
                 raise self._refusal(told)

@@ -40,6 +40,21 @@ def write_bucket(path: Path, tensors: Mapping[str, Tensor]) -> list[Row]:
     return table
 
 
+def rank_file(path: Path, rank: int) -> Path:
+    """Where one of several ranks writes its tensors."""
+    return path.with_name(f"{path.name}.{rank}")
+
+
+def read_ranks(path: Path, tables: Sequence[Sequence[Row]]) -> list[dict[str, Tensor]]:
+    """What each rank has written; the files are gone, and the memory is as soon as nobody looks at it."""
+    found = []
+    for rank, table in enumerate(tables):
+        mine = rank_file(path, rank)
+        found.append(dict(read_bucket(mine, table)) if table else {})
+        mine.unlink(missing_ok=True)
+    return found
+
+
 def read_bucket(path: Path, table: Sequence[Row]) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a file, where they lie: what is written into them is seen by whoever maps it too."""
     with path.open("r+b") as file:

@@ -38,15 +38,7 @@ from stretto.placement.devices import DeviceKind, host_of, kind_of
 from stretto.threads import Daemons, beside
 from stretto.workers.connectivity import on_loopback
 from stretto.workers.deadlines import CLOSING, at_most
-from stretto.workers.launchers.ray_resources import (
-    ADDRESS,
-    TOUCH,
-    Amounts,
-    bundle_of,
-    of_kinds,
-    shortage,
-    visible_to,
-)
+from stretto.workers.launchers.ray_resources import ADDRESS, TOUCH, Amounts, bundle_of, of_kinds, seeing, shortage
 from stretto.workers.orphans import Reaper, answer_sigterm
 from stretto.workers.process_group import store_at
 from stretto.workers.stacks import ProcessStacks, asked, outside, own
@@ -62,6 +54,10 @@ STARTS = 60.0
 """Seconds that a Ray of the run's own gets at least, however little is left; whoever waits for it may have less."""
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+NICENESS = "RAY_worker_niceness"
+"""How far workers step back for everything else on a host: by Ray's own default so far that beside two busy processes a
+start of 20 s took more than five minutes."""
 
 ONLY_HERE = {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}
 """With it Ray takes loopback for this host's address, and then every port of its processes is bound to that."""
@@ -176,7 +172,12 @@ class PrivateRay:
 
     def enter(self) -> None:
         """For the next Ray that this process starts."""
-        drawn = {**ONLY_HERE, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        drawn = {
+            NICENESS: os.environ.get(NICENESS, "0"),
+            **ONLY_HERE,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        }
         self.before = {name: os.environ.get(name) for name in drawn}
         os.environ.update(drawn)
         self._told(False)
@@ -299,9 +300,9 @@ class RayLauncher:
         member.process, member.host = await reached(assignment.device, member.actor.where.remote())
         folder = None if member.host == self.address else assignment.base
         base = None if folder is None else await beside(self._base, folder)
-        gpu = visible_to(assignment.device, os.environ.get(VISIBLE)) if self.own else None
         assert self.group is not None
         told = replace(assignment, run=self.group.id.hex())
+        told, gpu = seeing(told, os.environ.get(VISIBLE)) if self.own else (told, None)
         await reached(assignment.device, member.actor.make.remote(self.make, told, base, gpu))
         return member
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from stretto.checks.machine.devices import known
 from stretto.placement.devices import DeviceKind, kind_of, number_of
+from stretto.workers.worker_spec import WorkerSpec
 
 Amounts = Mapping[str, float]
 """Resource -> how much."""
@@ -50,6 +52,15 @@ def visible_to(device: str, listed: str | None) -> str | None:
         return None
     number = number_of(device)
     return str(number) if listed is None else listed.replace(" ", "").split(",")[number]
+
+
+def seeing(assignment: WorkerSpec, listed: str | None) -> tuple[WorkerSpec, str | None]:
+    """A worker that knows what the GPUs of its lane are called, because an engine may reach all of them from one
+    process; and the GPU that its own process sees."""
+    if (lane := assignment.lane) is not None:
+        gpus = tuple(gpu for device in lane.devices if (gpu := visible_to(device, listed)) is not None)
+        assignment = replace(assignment, lane=replace(lane, gpus=gpus))
+    return assignment, visible_to(assignment.device, listed)
 
 
 def shortage(bundles: Sequence[Amounts], nodes: Sequence[Amounts], free: Sequence[Amounts]) -> str:
