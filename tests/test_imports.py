@@ -117,6 +117,7 @@ FILES = {
     # An engine with weights of its own says itself where they are not those that were published.
     "engines.vllm.engine": BASE | {"engines", "models", "weights"},
     "engines.vllm.served_engine": BASE | {"engines", "models", "weights"},
+    "engines.vllm.published": BASE | {"engines", "models", "weights"},
     # It runs in the engine's own Python, which has nothing of the project.
     "engines.vllm.host": set(),
     "engines.vllm.engine_args": set(),

@@ -85,7 +85,8 @@ def test_a_base_in_few_bits_is_made_wide_one_matrix_at_a_time():
     assert four.gathered - plain.gathered == 2 * SHAPE.hidden * SHAPE.ffn
     assert eight.gathered - plain.gathered == 2 * SHAPE.hidden * SHAPE.ffn, "what comes out is scaled"
     processor = Site(device=find_device("cpu"), mesh=Mesh(devices=1))
-    assert memory.widened(SHAPE, processor, "fp8") == 6 * SHAPE.hidden * SHAPE.ffn, "whose bits are moved"
+    assert memory.widened(SHAPE, processor, "fp8") == 4 * SHAPE.hidden * SHAPE.ffn, "whose bits are moved"
+    assert memory.widened(SHAPE, processor, "int8") == 0, "which is made wide in the same place each time"
 
 
 def test_a_cpu_keeps_room_for_caches_and_wide_matrices_while_it_trains():
@@ -99,8 +100,8 @@ def test_a_cpu_keeps_room_for_caches_and_wide_matrices_while_it_trains():
     assert training("1xH100").cache == 0
     shape = named_shape("qwen2.5-0.5b")
     processor, card = (Site(device=find_device(name), mesh=Mesh(devices=1)) for name in ("cpu", "H100"))
-    assert memory.holes(shape, processor, "int8") == 3 * (shape.params - shape.embedding_params)
-    assert memory.holes(shape, processor, "bfloat16") == memory.holes(shape, card, "int8") == 0
+    assert memory.holes(shape, processor, "fp8") == 6 * (shape.params - shape.embedding_params)
+    assert memory.holes(shape, processor, "int8") == memory.holes(shape, card, "fp8") == 0
 
 
 def test_a_head_that_is_trained_has_its_gradient_in_fp32_beside_each_chunks():

@@ -52,6 +52,8 @@ def engine_args(
             reason = f"vLLM has no room for adapters of rank {rank}; {RANKS[-1]} is the highest"
             raise Refused("model.adapter.rank", reason, f"use {RANKS[-1]} or less, or engine.kind: native")
         told |= {"enable_lora": True, "max_lora_rank": room, "max_loras": 1, "max_cpu_loras": 1}
+    if devices > 1:  # where Ray is at hand vLLM would ask that
+        told["distributed_executor_backend"] = "mp"
     # vLLM takes back what it drew before all parts of a prompt were computed, which generators of CPUs cannot.
     whole = {"enforce_eager": True, "enable_chunked_prefill": False}
     told |= whole if device == "cpu" else {"enable_sleep_mode": True, "gpu_memory_utilization": share}

@@ -28,7 +28,7 @@ HOST_CONTEXT = 0.75 * GB
 BITSANDBYTES = 0.13 * GB
 """What the library that stores NF4 adds to that."""
 HOLES = 1.5
-"""Bytes of a CPU's heap that stay empty for each byte of a matrix that is made wide."""
+"""Bytes of a CPU's heap that stay empty for each byte that making a matrix wide takes."""
 LIVE = 2.2
 """The layer that is worked on, in units of what it keeps: values, their gradients, what kernels need besides."""
 HEAD_BYTES = 14.0
@@ -213,16 +213,16 @@ def head(
     return (min(whole, HEAD_CHUNK) if chunked else whole) + gradient
 
 
-def widened(shape: ModelShape, site: Site, precision: Precision) -> float:
+def widened(shape: ModelShape, site: Site, base: Precision) -> float:
     """A matrix of a base in few bits while it is multiplied with."""
-    return held_bytes(precision, site.device.kind) * shape.largest_matrix / site.mesh.tp
+    return held_bytes(base, site.device.kind) * shape.largest_matrix / site.mesh.tp
 
 
 def holes(shape: ModelShape, site: Site, base: Precision) -> float:
-    """What a CPU's heap loses while an adapter on a base in few bits is trained.
+    """What a CPU's heap loses while an adapter on a base in few bits is trained, if making a matrix wide takes memory.
 
-    A matrix that was made wide leaves a hole between two results that stay, in which the next one of its size does not
-    fit: to place a tensor on a cache line, glibc asks for 96 bytes more than it has.
+    It leaves a hole between two results that stay, in which the next one of its size does not fit: to place a tensor on
+    a cache line, glibc asks for 96 bytes more than it has.
     """
     if site.device.kind.has_own_memory:
         return 0.0
@@ -307,10 +307,11 @@ def _engine_weights(shape: ModelShape, site: Site, precision: Precision) -> floa
     return held + (1 - 1 / mesh.tp) * (plain + BYTES[precision] * shape.uncut_params / mesh.pp)
 
 
-def ordered(shape: ModelShape, site: Site, precision: Precision = "bfloat16") -> float:
-    """Copies of its weights that the native engine multiplies with on a CPU; of a base in few bits, of the head's."""
-    matrices = shape.params if BYTES[precision] >= 2 else shape.embedding_params
-    return width(precision) * matrices / site.mesh.tp
+def ordered(shape: ModelShape, site: Site, base: Precision = "bfloat16", product: Precision = "bfloat16") -> float:
+    """Copies of its weights that the native engine multiplies with on a CPU, in this type; of a base in few bits, of
+    the head's."""
+    matrices = shape.params if BYTES[base] >= 2 else shape.embedding_params
+    return width(product) * matrices / site.mesh.tp
 
 
 def handover(shape: ModelShape, engine: Site, *, bucketed: bool = True) -> float:

@@ -218,7 +218,7 @@ class MemoryFits:
                 beside[phase] += self._kept(role, phase, sources, resident[role])
         if "generate" in side.roles and not apart and not device.kind.has_own_memory:
             shape, site = work.shapes["generate"], self._site(choice, side, "generate")
-            copies = RankMemory(gathered=memory.ordered(shape, site, work.precision_of("generate")))
+            copies = RankMemory(gathered=memory.ordered(shape, site, work.precision_of("generate"), work.precision))
             for phase in side.roles if work.adapter else ("generate",):  # those of what never changes stay
                 beside[phase] += copies
         # While weights are handed over, who generates and who trains is awake.
