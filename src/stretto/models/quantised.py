@@ -20,6 +20,10 @@ from stretto.errors import Problem, RecipeError
 from stretto.models.converted import settle
 from stretto.models.few_bits import FORMATS, Factors, Reading, Stored, refuse_missing
 from stretto.models.layers import expert_names, has_plain_experts, is_plain, linear_layers
+from stretto.models.logprob_head import chunks
+
+PIECE = 1 << 18
+"""Numbers that are scaled at once on a CPU: 1 MiB in fp32."""
 
 
 class _Product(torch.autograd.Function):
@@ -28,17 +32,38 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, layer: QuantisedLinear) -> Tensor:
         ctx.layer = layer
-        matrix, scales = layer.factors(states.dtype)
-        if scales is None:
-            return nn.functional.linear(states, matrix, layer.bias)
-        product = (nn.functional.linear(states, matrix) * scales).to(states.dtype)
-        return product if layer.bias is None else product.add_(layer.bias)
+        return product(layer, states)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (outgoing,) = gradients
-        matrix, scales = ctx.layer.factors(outgoing.dtype)
-        return (outgoing if scales is None else (outgoing * scales).to(outgoing.dtype)) @ matrix, None
+        return product_backward(ctx.layer, gradients[0]), None
+
+
+def product(layer: QuantisedLinear | ExpertMatrix, states: Tensor) -> Tensor:
+    """States (..., I) times a layer's weight, without a backward."""
+    matrix, scales = layer.factors(states.dtype)
+    if scales is None:
+        return nn.functional.linear(states, matrix, layer.bias)
+    out = nn.functional.linear(states, matrix)
+    out = _scaled(out, scales, into=out)
+    return out if layer.bias is None else out.add_(layer.bias)
+
+
+def product_backward(layer: QuantisedLinear | ExpertMatrix, outgoing: Tensor) -> Tensor:
+    """The gradient of the states, by that of what came out."""
+    matrix, scales = layer.factors(outgoing.dtype)
+    return (outgoing if scales is None else _scaled(outgoing, scales, into=torch.empty_like(outgoing))) @ matrix
+
+
+def _scaled(states: Tensor, scales: Tensor, *, into: Tensor) -> Tensor:
+    """(..., O) each times its scale in fp32, and rounded; on a CPU in pieces, so that nothing as large is made wide."""
+    if states.device.type != "cpu":
+        return (states * scales).to(states.dtype)
+    width = len(scales)
+    rows, result = states.reshape(-1, width), into.view(-1, width)
+    for part in chunks(len(rows), width, PIECE):
+        result[part] = rows[part] * scales
+    return into
 
 
 class QuantisedLinear(nn.Linear):

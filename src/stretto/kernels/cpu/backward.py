@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from stretto.kernels.by_hand import by_hand, eps_of
 from stretto.models.logprob_head import accum_dtype, chunks
+from stretto.models.quantised import QuantisedLinear, product, product_backward
 
 CACHED_NUMBERS = 1 << 18
 """Numbers of a row at once: 1 MiB in fp32."""
@@ -82,28 +83,29 @@ class _Gated(torch.autograd.Function):
 
 
 class _LowRank(torch.autograd.Function):
-    """(states (..., I), fixed weight (O, I), bias, down (r, I), up (O, r)) -> the layer with its adapter."""
+    """(states (..., I), fixed weight (O, I) or none of a base in few bits, that, down (r, I), up (O, r)) -> the layer
+    with its adapter."""
 
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
+        ctx: Any, states: Tensor, weight: Tensor | None, base: Any, down: Tensor, up: Tensor, scale: float
     ) -> Tensor:
         rows = states.reshape(-1, states.shape[-1])
         low = rows @ down.t()
-        out = nn.functional.linear(rows, weight, bias)
+        out = product(base, rows) if weight is None else nn.functional.linear(rows, weight, base.bias)
         torch.addmm(out, low, up.t(), alpha=scale, out=out)
         ctx.save_for_backward(states, weight, down, up, low)
-        ctx.scale = scale
+        ctx.base, ctx.scale = base, scale
         return out.view(*states.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, down, up, low = ctx.saved_tensors
-        rows, outgoing = states.reshape(-1, states.shape[-1]), gradients[0].reshape(-1, len(weight))
+        rows, outgoing = states.reshape(-1, states.shape[-1]), gradients[0].reshape(-1, len(up))
         middle = (outgoing @ up).mul_(ctx.scale)
         back = None
         if ctx.needs_input_grad[0]:
-            back = outgoing @ weight
+            back = product_backward(ctx.base, outgoing) if weight is None else outgoing @ weight
             back = torch.addmm(back, middle, down, out=back).view(states.shape)
         return back, None, None, middle.t() @ rows, (outgoing.t() @ low).mul_(ctx.scale), None
 
@@ -142,7 +144,8 @@ class _HandAdapter(Adapted):
             return super().forward(states, *rest, **more)
         base, (name,) = layer.base_layer, layer.active_adapters
         down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
-        result: Tensor = _LowRank.apply(states, base.weight, base.bias, down, up, layer.scaling[name])
+        weight = None if isinstance(base, QuantisedLinear) else base.weight
+        result: Tensor = _LowRank.apply(states, weight, base, down, up, layer.scaling[name])
         return result
 
 
@@ -159,7 +162,7 @@ def take_over(network: nn.Module) -> None:
 def take_over_adapters(network: nn.Module) -> None:
     """Gives every layer with LoRA the passes from here."""
     for layer in network.modules():
-        if type(layer) is Adapted and simple(layer):
+        if type(layer) is Adapted and (simple(layer) or simple_in_few_bits(layer)):
             layer.__class__ = _HandAdapter
 
 
@@ -192,9 +195,17 @@ def is_gated(layer: Any) -> bool:
 
 def simple(module: Any) -> bool:
     """True for a linear layer with adapters that do nothing but add their products."""
-    if not isinstance(module, Adapted) or type(module.base_layer) is not nn.Linear:
-        return False
+    return isinstance(module, Adapted) and type(module.base_layer) is nn.Linear and _just_add(module)
+
+
+def simple_in_few_bits(module: Any) -> bool:
+    """The same of a base in few bits on a CPU."""
+    base = module.base_layer if isinstance(module, Adapted) else None
+    return isinstance(base, QuantisedLinear) and base.weight.device.type == "cpu" and _just_add(module)
+
+
+def _just_add(module: Any) -> bool:
     plain = all(type(dropout) is nn.Identity for dropout in module.lora_dropout.values())
-    dtypes = {weight.dtype for weight in module.parameters()}
+    dtypes = {weight.dtype for weight in module.parameters() if weight.is_floating_point()}
     fixed = not any(weight.requires_grad for weight in module.base_layer.parameters())
     return plain and fixed and len(dtypes) == 1 and not module.merged and not module.lora_variant
