@@ -143,8 +143,6 @@ def test_what_is_stored_is_the_nearest_there_is_and_stored_again_it_stays(kind):
         assert (scales is not None) == (dtype == torch.bfloat16 and kind != "nf4")
         factors = matrix if scales is None else matrix.float() * scales[:, None]
         assert torch.equal(factors, wide.to(dtype) if scales is None else wide), "numbers of 8 bits are exact in bf16"
-    one, two = (FORMATS[kind].factors(stored, (24, 64), torch.float32).matrix for _ in range(2))
-    assert one.data_ptr() == two.data_ptr(), "a CPU's heap keeps no hole for each matrix"
     bits = 8 * (stored.weight.nbytes + stored.scales.nbytes) / weight.numel()
     assert bits == {"nf4": 4 + 8 * 32 / 1536, "int8": 8.5, "fp8": 8.5}[kind]
 

@@ -85,11 +85,10 @@ def test_a_base_in_few_bits_is_made_wide_one_matrix_at_a_time():
     assert four.gathered - plain.gathered == 2 * SHAPE.hidden * SHAPE.ffn
     assert eight.gathered - plain.gathered == 2 * SHAPE.hidden * SHAPE.ffn, "what comes out is scaled"
     processor = Site(device=find_device("cpu"), mesh=Mesh(devices=1))
-    assert memory.widened(SHAPE, processor, "fp8") == 4 * SHAPE.hidden * SHAPE.ffn, "whose bits are moved"
-    assert memory.widened(SHAPE, processor, "int8") == 0, "which is made wide in the same place each time"
+    assert memory.widened(SHAPE, processor, "fp8") == 6 * SHAPE.hidden * SHAPE.ffn, "whose bits are moved"
 
 
-def test_a_cpu_keeps_room_for_caches_and_wide_matrices_while_it_trains():
+def test_a_cpu_keeps_room_for_caches_while_it_trains():
     def training(cluster, **changes):
         setting = setting_of(cluster, "qwen2.5-0.5b", adapter=16, **changes)
         choice = Candidate(strategy="flatten", devices=1, recompute=False, budget=4096)
@@ -98,10 +97,6 @@ def test_a_cpu_keeps_room_for_caches_and_wide_matrices_while_it_trains():
     few, many = (training("1xcpu", prompts=count) for count in (1, 2))
     assert many.cache == 2 * few.cache > 0, "freed in pieces that are too small for activations"
     assert training("1xH100").cache == 0
-    shape = named_shape("qwen2.5-0.5b")
-    processor, card = (Site(device=find_device(name), mesh=Mesh(devices=1)) for name in ("cpu", "H100"))
-    assert memory.holes(shape, processor, "fp8") == 6 * (shape.params - shape.embedding_params)
-    assert memory.holes(shape, processor, "int8") == memory.holes(shape, card, "fp8") == 0
 
 
 def test_a_head_that_is_trained_has_its_gradient_in_fp32_beside_each_chunks():

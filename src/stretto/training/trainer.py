@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ from stretto.models.candidates import candidate_logprobs
 from stretto.models.load import Policy
 from stretto.models.logprob_head import accum_dtype
 from stretto.models.memory import OutOfMemory, memory_errors, recompute_activations
-from stretto.training.accumulators import Accumulators, as_one, by_name, empty_sum, joint_norm
+from stretto.training.accumulators import Accumulators, as_one, by_denominator, by_name, empty_sum, joint_norm, lay_out
 from stretto.training.loss_counters import LossCounters
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.packing import MicroBatch, divide, pack
@@ -220,6 +220,7 @@ class Trainer:
         # A row is of one kind.
         alike = [[s for s in samples if s.old is None], [s for s in samples if s.old is not None]]
         queue = deque(row for part in alike for row in self.rows_of(part))
+        lay_out(self.accumulators, self.terms_by_denominator if queue else (), self.trained, self.policy.network)
         while queue:
             piece, begun = queue.popleft(), time.perf_counter()
             try:
@@ -297,10 +298,7 @@ class Trainer:
 
     def _sums(self, terms: Sequence[Term]) -> dict[Denominator, list[Term]]:
         """What is summed apart, because it is divided apart in the end."""
-        found: dict[Denominator, list[Term]] = defaultdict(list)
-        for term in terms:
-            found[term.denominator].append(term)
-        return found
+        return by_denominator(terms)
 
     def _losses(self, logprobs: Tensor, rows: TokenStreams) -> dict[Denominator, Tensor]:
         """The row's share of every sum, one number per denominator."""

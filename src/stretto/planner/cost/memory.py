@@ -27,8 +27,6 @@ HOST_CONTEXT = 0.75 * GB
 """The same where a device is a host's cores: Python, torch and the libraries of models."""
 BITSANDBYTES = 0.13 * GB
 """What the library that stores NF4 adds to that."""
-HOLES = 1.5
-"""Bytes of a CPU's heap that stay empty for each byte that making a matrix wide takes."""
 LIVE = 2.2
 """The layer that is worked on, in units of what it keeps: values, their gradients, what kernels need besides."""
 HEAD_BYTES = 14.0
@@ -218,18 +216,6 @@ def widened(shape: ModelShape, site: Site, base: Precision) -> float:
     return held_bytes(base, site.device.kind) * shape.largest_matrix / site.mesh.tp
 
 
-def holes(shape: ModelShape, site: Site, base: Precision) -> float:
-    """What a CPU's heap loses while an adapter on a base in few bits is trained, if making a matrix wide takes memory.
-
-    It leaves a hole between two results that stay, in which the next one of its size does not fit: to place a tensor on
-    a cache line, glibc asks for 96 bytes more than it has.
-    """
-    if site.device.kind.has_own_memory:
-        return 0.0
-    matrices = _common(shape, site.mesh) + shape.routed_params / site.mesh.model
-    return HOLES * held_bytes(base, site.device.kind) * matrices
-
-
 def gathered(shape: ModelShape, site: Site, *, trained: bool) -> float:
     """Working set of sharded weights: the unit at work and the next; with its fp32 gradient and a copy to scatter.
 
@@ -248,11 +234,6 @@ def gathered(shape: ModelShape, site: Site, *, trained: bool) -> float:
     return (cast + (8.0 if trained else 0.0)) * unit
 
 
-def multiplied(shape: ModelShape, site: Site, base: Precision, *, adapted: bool) -> float:
-    """What an update needs of weights beside those that it keeps, to multiply with them."""
-    return gathered(shape, site, trained=not adapted) + widened(shape, site, base) + holes(shape, site, base)
-
-
 def training(
     shape: ModelShape,
     site: Site,
@@ -268,7 +249,7 @@ def training(
     return states(shape, site, adapter=adapter, base=base, optimizer=optimizer) + RankMemory(
         activations=activations(shape, site, tokens, kind),
         head=head(shape, site, tokens, chunked=chunked, trained=not adapter),
-        gathered=multiplied(shape, site, base, adapted=adapter > 0),
+        gathered=gathered(shape, site, trained=not adapter) + widened(shape, site, base),
         context=context_of(site.device, base),
     )
 

@@ -328,7 +328,8 @@ class MemoryFits:
             return RankMemory(
                 activations=memory.activations(shape, site, choice.budget, kind, work.precision),
                 head=self._head(choice, site) if role == "train" else 0.0,
-                gathered=memory.multiplied(shape, site, work.precision_of(role), adapted=work.adapter_of(role) > 0),
+                gathered=memory.gathered(shape, site, trained=not work.adapter_of(role))
+                + memory.widened(shape, site, work.precision_of(role)),
             )
         if role == "generate":
             held = memory.generating(shape, site, 0.0, precision=work.precision_of(role))
