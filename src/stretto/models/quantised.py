@@ -52,7 +52,7 @@ def product(layer: QuantisedLinear | ExpertMatrix, states: Tensor) -> Tensor:
 def product_backward(layer: QuantisedLinear | ExpertMatrix, outgoing: Tensor) -> Tensor:
     """The gradient of the states, by that of what came out."""
     matrix, scales = layer.factors(outgoing.dtype)
-    return (outgoing if scales is None else _scaled(outgoing, scales, into=torch.empty_like(outgoing))) @ matrix
+    return (outgoing if scales is None else _scaled(outgoing, scales, into=outgoing.new_empty(outgoing.shape))) @ matrix
 
 
 def _scaled(states: Tensor, scales: Tensor, *, into: Tensor) -> Tensor:
