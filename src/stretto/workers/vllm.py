@@ -105,7 +105,7 @@ def settings_of(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) ->
     sharing = ranks if device.type == "cpu" else 1  # the memory that is counted here
     share = CACHE_SHARE if section.memory_share == "auto" else section.memory_share
     every, free = memory_of(device) // sharing, free_memory(device) // sharing
-    each, weights = rank_token_bytes(policy, ranks), weight_bytes(policy) // ranks
+    each, weights = token_bytes(policy, ranks), weight_bytes(policy) // ranks
     room = max(0, free - weights - (SLACK if device.type == "cuda" else 0))
     left = f"{free / GB:.1f} GB are free, of which vLLM's own weights take {weights / GB:.1f} GB"
     least = (-(-2 * answer // BLOCK) + 1) * BLOCK * each
@@ -129,14 +129,6 @@ def settings_of(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) ->
         devices=ranks,
         arguments=section.arguments,
     )
-
-
-def rank_token_bytes(policy: Policy, ranks: int) -> int:
-    """Bytes that keys and values of one token take on one of several ranks. Where these are more than heads of keys and
-    values, neighbours have the same head."""
-    config = policy.network.config.get_text_config()
-    heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return -(-token_bytes(policy) // min(ranks, heads))
 
 
 def weight_bytes(policy: Policy) -> int:

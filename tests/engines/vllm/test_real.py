@@ -103,17 +103,22 @@ def test_an_engine_that_is_killed_again_and_again_ends_the_run_with_its_last_lin
     assert engines(mark) == []
 
 
-def test_two_steps_with_all_weights_on_one_device_under_a_launcher(tmp_path):
-    mark, folder = uuid.uuid4().hex, tmp_path / "run"
-    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "1", "--no-python", sys.executable)
-    full = ["model.adapter=null", "optimizer.lr=1e-5", "run.steps=2"]
-    run = begun(folder, *SMALL, *LATER, *full, mark=mark, launcher=launcher)
+def assert_two_steps(run, folder, mark):
+    """A run takes two steps with the weights that its trainer has, and leaves no engine."""
     out, error = run.communicate()
     assert run.returncode == 0, error or out
     rows = steps_of(folder)
     assert [row["weights/version"] for row in rows] == [1, 2]
     assert max(row["kl/engine_trainer"] for row in rows) < 0.01
     assert engines(mark) == []
+
+
+def test_two_steps_with_all_weights_on_one_device_under_a_launcher(tmp_path):
+    mark, folder = uuid.uuid4().hex, tmp_path / "run"
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "1", "--no-python", sys.executable)
+    full = ["model.adapter=null", "optimizer.lr=1e-5", "run.steps=2"]
+    run = begun(folder, *SMALL, *LATER, *full, mark=mark, launcher=launcher)
+    assert_two_steps(run, folder, mark)
 
 
 def test_two_devices_generate_together_and_each_of_them_trains(tmp_path):
@@ -125,12 +130,7 @@ def test_two_devices_generate_together_and_each_of_them_trains(tmp_path):
     placed = f"placement={{cluster: 2xcpu, strategy: flatten, cells: [{lane}, {trained}]}}"
     few = ["run.steps=2", "batch.prompts=4", "model.scratch.warmup_steps=5", placed]
     run = begun(folder, *SMALL, *LATER, *few, mark=mark, name=RECIPE.with_name("tiny.yaml"))
-    out, error = run.communicate()
-    assert run.returncode == 0, error or out
-    rows = steps_of(folder)
-    assert [row["weights/version"] for row in rows] == [1, 2]
-    assert max(row["kl/engine_trainer"] for row in rows) < 0.01
-    assert engines(mark) == []
+    assert_two_steps(run, folder, mark)
 
 
 def test_an_engine_that_hangs_at_its_start_ends_the_run_at_the_deadline(tmp_path):

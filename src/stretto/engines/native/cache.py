@@ -323,14 +323,14 @@ def cache_tokens(policy: Policy, share: float) -> int:
     return max(1, int(memory_of(policy.device) * share / token_bytes(policy)))
 
 
-def token_bytes(policy: Policy) -> int:
-    """Bytes that the keys and values of one token take."""
+def token_bytes(policy: Policy, ranks: int = 1) -> int:
+    """Bytes that the keys and values of one token take on one of several ranks that share heads."""
     config = policy.network.config.get_text_config()
     if latent := latent_of(policy.network):
         return int(config.num_hidden_layers * (latent + config.qk_rope_head_dim) * policy.dtype.itemsize)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * heads * size * policy.dtype.itemsize)
+    return int(2 * config.num_hidden_layers * -(-heads // ranks) * size * policy.dtype.itemsize)
 
 
 def memory_of(device: torch.device) -> int:

@@ -57,7 +57,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 NICENESS = "RAY_worker_niceness"
 """How far workers step back for everything else on a host: by Ray's own default so far that beside two busy processes a
-start of 20 s took more than five minutes."""
+start on two CPU devices took more than five minutes."""
 
 ONLY_HERE = {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}
 """With it Ray takes loopback for this host's address, and then every port of its processes is bound to that."""
