@@ -25,11 +25,13 @@ from stretto.engines.vllm.server_transport import VllmServer
 from stretto.errors import RecipeError, WeightsError
 from stretto.models.load import load
 from stretto.models.source import locate
-from stretto.recipe.schema import Adapter, ModelSection
+from stretto.recipe.schema import Adapter, ModelSection, Recipe
+from stretto.runtime.precision import resolve_dtype
 from stretto.types import Weights
 
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+DTYPE = resolve_dtype(Recipe(), ROOT).model.dtype  # a run's on this processor
 RECIPE = ROOT / "recipes" / "smollm2-addition.yaml"
 SMALL = ["batch.prompts=2", "batch.samples=4", "evaluate.every=0", "task.holdout.prompts=0", "placement.cluster=1xcpu"]
 FLAGS = (
@@ -46,7 +48,7 @@ pytestmark = [
 
 
 def policy_of(name, adapter=None):
-    section = ModelSection(name=str(name), adapter=adapter)
+    section = ModelSection(name=str(name), adapter=adapter, dtype=DTYPE)
     return load(section, locate(section.name, Path()), seed=0, device=torch.device("cpu"))
 
 
@@ -72,7 +74,7 @@ def server(model, tmp_path):
     command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1"]
     with (tmp_path / "server.log").open("wb") as log:
         process = subprocess.Popen(
-            [*command, "--port", str(port), *FLAGS.split()], env=environment, stdout=log, stderr=log,
+            [*command, "--port", str(port), "--dtype", DTYPE, *FLAGS.split()], env=environment, stdout=log, stderr=log,
             start_new_session=True,
         )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
@@ -158,7 +160,7 @@ def engine_on(url, model, room, **adapter):
         policy_of(model, Adapter(alpha=32.0, **adapter)), partial(Spoiled, url, versions=VERSIONS), name="vLLM",
         room=room, processed=True,
         settings=VllmSettings(
-            versions=VERSIONS, dtype="bfloat16", context=served_model(url, VERSIONS).context, cache_bytes=0, rank=8,
+            versions=VERSIONS, dtype=DTYPE, context=served_model(url, VERSIONS).context, cache_bytes=0, rank=8,
             device="cpu",
         ),
         deadlines=VllmDeadlines(start=60, generate=60, publish=60, first=60),
