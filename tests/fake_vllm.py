@@ -34,7 +34,9 @@ class FakeHost:
 
     def start(self, *, model, **settings):
         self.settings = settings
-        self.tensors = load_file(Path(model) / "model.safetensors")
+        self.tensors = {
+            name: each for file in Path(model).glob("*.safetensors") for name, each in load_file(file).items()
+        }
         return {"cache_tokens": 512}
 
     def adapter(self, *, name, number, folder):

@@ -638,7 +638,7 @@ def test_every_rule_says_something_somewhere(taken, monkeypatch):
     }
 
 
-def test_vllm_has_room_for_adapters_up_to_a_rank_and_for_no_mixture(tmp_path):
+def test_vllm_has_room_for_adapters_up_to_a_rank_and_for_none_on_experts(tmp_path):
     scene = CheckContext(root=tmp_path, probes=PROBES, prompts=(), complete=True)
     recipe = Recipe(model=ModelSection(name="some/model", adapter=Adapter(rank=513)), engine=VllmEngineSection())
     (problem,) = vllm_can_do_it(recipe, scene)
@@ -646,8 +646,11 @@ def test_vllm_has_room_for_adapters_up_to_a_rank_and_for_no_mixture(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "mixtral", "num_local_experts": 4}')
     recipe = Recipe(model=ModelSection(name=str(tmp_path)), engine=VllmEngineSection())
     (problem,) = vllm_can_do_it(recipe, scene)
-    assert problem.field == "engine.kind" and "a mixture of experts" in problem.reason
+    assert problem.field == "model.adapter.targets" and "adapters on experts" in problem.reason
     assert not list(vllm_can_do_it(recipe, replace(scene, planning=True)))
+    for fits in ({"adapter": None}, {"adapter": Adapter(targets="attention")}, {"quantize": "nf4"}):
+        recipe = Recipe(model=ModelSection(name=str(tmp_path), **fits), engine=VllmEngineSection())
+        assert not list(vllm_can_do_it(recipe, scene))
 
 
 @pytest.mark.parametrize(
@@ -656,6 +659,7 @@ def test_vllm_has_room_for_adapters_up_to_a_rank_and_for_no_mixture(tmp_path):
         ({}, None, ""),
         ({"model.adapter": None}, "engine.url", "is sent adapters only"),
         ({"model.name": "scratch"}, "engine.url", "a model that the run makes itself"),
+        ({"model.quantize": "nf4"}, "engine.url", "a base in few bits"),
         ({"placement.cluster": "2xcpu"}, "engine.url", "one device that trains, and placement names 2"),
         ({"engine.url": "http://a:b@x"}, "engine.url", "http://a:b@x is no address of a server"),
         ({"engine.url": "x:8000"}, "engine.url", "x:8000 is no address of a server"),

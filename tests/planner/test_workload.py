@@ -55,8 +55,7 @@ def refused(planned, *changes):
     [
         (("model.dtype=float16",), "float16"),
         (("model.adapter=null", "algorithm.kl.coef=0.1", "roles.reference={shape: phi-4}"), "a reference of its own"),
-        (("model.shape=mixtral-8x7b", "engine.kind=vllm"), "vLLM with a mixture of experts"),
-        (("model.quantize=nf4", "engine.kind=vllm"), "vLLM on a quantised base"),
+        (("model.shape=mixtral-8x7b", "engine.kind=vllm"), "vLLM with adapters on experts"),
         (("model.shape=gpt-oss-20b", "model.quantize=int8"), "a base in few bits of this family"),
     ],
 )  # fmt: skip
@@ -64,6 +63,12 @@ def test_what_no_plan_can_execute_every_plan_waits_for(planned, changes, told):
     work = planned("model.shape=qwen2.5-0.5b", *changes)
     assert work.unmade == (told,)
     assert list(Candidate(strategy="flatten", devices=1).waits_for(work)) == [told]
+
+
+@pytest.mark.parametrize(("kind", "held"), [("native", "nf4"), ("vllm", "bfloat16")])
+def test_an_engine_of_its_own_holds_a_base_in_few_bits_as_wide_as_it_computes(planned, kind, held):
+    work = planned("model.shape=mixtral-8x7b", "model.quantize=nf4", f"engine.kind={kind}")
+    assert (work.precision_of("generate"), work.precision_of("train"), work.unmade) == (held, "nf4", ())
 
 
 def test_of_a_server_that_runs_already_nothing_is_known_and_one_device_trains_beside_it(planned):

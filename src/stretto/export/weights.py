@@ -19,7 +19,6 @@ import torch
 from peft.utils import load_peft_weights
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers.core_model_loading import revert_weight_conversion
 from transformers.pytorch_utils import Conv1D
 
 from stretto.errors import RecipeError
@@ -28,7 +27,7 @@ from stretto.models.adapter_folder import AdapterFacts
 from stretto.models.files import WEIGHTS
 from stretto.models.load import Policy
 from stretto.models.lora import base_of
-from stretto.models.merged import narrow_layers, plain_name, wide, wide_shape
+from stretto.models.merged import in_files, narrow_layers, plain_name, wide, wide_shape
 
 PEFT_PREFIX = "base_model.model."
 """What PEFT puts before the names of layers."""
@@ -175,7 +174,7 @@ class TrainedWeights:
 
     def parts(self, name: str, tensor: Tensor) -> Mapping[str, Tensor]:
         """What is stored of a parameter, by the names of files."""
-        found: Mapping[str, Tensor] = revert_weight_conversion(self.network, {name: tensor})
+        found = in_files(self.network, name, tensor)
         return {name: tensor} if name in self._known and found.keys() - self._known else found
 
     def _parts_of(

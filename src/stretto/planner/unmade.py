@@ -18,10 +18,8 @@ def unmade(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> Iterator[str]:
         yield "float16"
     if "reference" in shapes and isinstance(recipe.roles.reference, RoleModel) and recipe.roles.teacher is None:
         yield "a reference of its own"
-    if vllm and few_bits:
-        yield "vLLM on a quantised base"
-    if vllm and policy.experts:
-        yield "vLLM with a mixture of experts"
+    if vllm and recipe.model.adapter is not None and policy.experts and policy.adapted is None and not few_bits:
+        yield "vLLM with adapters on experts"
     if few_bits and not policy.narrows:
         yield "a base in few bits of this family"
 

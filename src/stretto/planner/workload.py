@@ -208,7 +208,10 @@ class StepWorkload:
         return once.part(float(self.epochs))
 
     def precision_of(self, stage: str) -> Precision:
-        """How the weights of a stage's role are stored where they are not trained."""
+        """How the weights of a stage's role are stored where they are not trained. An engine of its own has them as
+        wide as it computes."""
+        if stage == "generate" and self.engine_apart:
+            return self.precision
         same = {"generate", "train"} if self.taught else {"generate", "train", "reference"}
         same |= {"fit", "value"} if self.critic_shares else set()
         return self.base if self.adapter and role_of(stage) in same else self.precision

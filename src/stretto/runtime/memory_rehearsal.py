@@ -182,8 +182,7 @@ def smaller(part: str, recipe: Recipe, role: str) -> str:
     fixes = []
     if part == "optimizer" and optimizer is not None and optimizer.name != "adamw8bit":
         fixes.append(f"{'' if critic is None else 'roles.critic.'}optimizer.name: adamw8bit")
-    few_bits = part == "weights" and critic is None and recipe.engine.kind == "native"
-    if few_bits and recipe.model.quantize in ("none", "int8", "fp8"):
+    if part == "weights" and critic is None and recipe.model.quantize in ("none", "int8", "fp8"):
         fixes.append("model.quantize: nf4" + (" with an adapter" if adapter is None else ""))
     if part != "weights":
         fixes.append(f"{where}.adapter" if adapter is None else f"a lower {where}.adapter.rank")

@@ -6,7 +6,7 @@ or spoil it on purpose, and see that the proof, which is elsewhere (`publish.py`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -38,7 +38,7 @@ class Carrier:
 
         `hand_round` makes one flat tensor the source's. Many small tensors travel as one.
         """
-        for bucket in buckets(tensors, self.bucket):
+        for bucket in buckets(tensors.items(), self.bucket):
             flat = torch.cat([tensor.detach().flatten() for tensor in bucket.values()])
             hand_round(flat)
             self.unpack(bucket, flat)
@@ -55,11 +55,11 @@ class Carrier:
         engine.receive(weights)
 
 
-def buckets(tensors: Mapping[str, Tensor], most: int) -> Iterator[dict[str, Tensor]]:
+def buckets(tensors: Iterable[tuple[str, Tensor]], most: int) -> Iterator[dict[str, Tensor]]:
     """Tensors of one kind in a row, as many as `most` bytes hold; the same for everybody who has equal ones."""
     bucket: dict[str, Tensor] = {}
     size = 0
-    for name, tensor in tensors.items():
+    for name, tensor in tensors:
         last = next(reversed(bucket.values())) if bucket else tensor
         if bucket and (size + tensor.nbytes > most or tensor.dtype != last.dtype):
             yield bucket

@@ -19,11 +19,13 @@ from stretto.checks.machine.engine_python import VLLM, engine_python
 from stretto.engines.native.admission import CACHE_SHARE
 from stretto.engines.native.cache import memory_of, token_bytes
 from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
+from stretto.engines.vllm.engine_args import NATIVE
 from stretto.engines.vllm.process import PROGRAM, EngineProcess, EngineTransport
-from stretto.engines.vllm.published import base_tensors
+from stretto.engines.vllm.published import adapter_tensors, base_sizes
 from stretto.engines.vllm.served_engine import ServedEngine
 from stretto.engines.vllm.server_http import served_model
 from stretto.engines.vllm.server_transport import VllmServer
+from stretto.engines.vllm.start_probe import refuse_other_results
 from stretto.errors import RecipeError
 from stretto.models.load import Policy
 from stretto.recipe.schema import VllmEngineSection
@@ -46,8 +48,9 @@ def vllm_engine(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) ->
     """vLLM on a worker's device, loaded; or where it runs already."""
     if section.url is not None:
         return served_engine(policy, section.url, spec)
+    refuse_adapter(policy)
     settings = settings_of(policy, section, spec)
-    return VllmEngine(
+    engine = VllmEngine(
         policy,
         starter(engine_python(section, spec.root), spec),
         name=f"vLLM on {named(spec)}",
@@ -55,6 +58,24 @@ def vllm_engine(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) ->
         deadlines=patience_of(spec),
         share=lambda: asked_share(spec.torch_device, weight_bytes(policy) // settings.devices + settings.cache_bytes),
     )
+    try:
+        refuse_other_results(engine)
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
+def refuse_adapter(policy: Policy) -> None:
+    """Raises for an adapter on layers that vLLM does not multiply with as they are."""
+    adapted = [name for name in adapter_tensors(policy) if ".experts." in name or ".kv_b_proj." in name]
+    if any(".experts." in name for name in adapted):
+        reason = "adapters on experts with vllm are not available yet"
+        raise RecipeError.of("model.adapter.targets", reason, f"use attention, or {NATIVE}")
+    if adapted:
+        reason = "vLLM decodes with another form of kv_b_proj, which leaves its adapter out"
+        fix = f"name the other layers, such as [q_a_proj, q_b_proj, kv_a_proj_with_mqa, o_proj], or {NATIVE}"
+        raise RecipeError.of("model.adapter.targets", reason, fix)
 
 
 def patience_of(spec: WorkerSpec) -> VllmDeadlines:
@@ -133,7 +154,7 @@ def settings_of(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) ->
 
 def weight_bytes(policy: Policy) -> int:
     """What vLLM's own copy of the weights takes."""
-    return sum(tensor.nbytes for tensor in base_tensors(policy).values())
+    return sum(base_sizes(policy))
 
 
 def asked_share(device: torch.device, needed: int) -> float | None:

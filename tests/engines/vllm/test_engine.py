@@ -1,24 +1,31 @@
 """The engine around vLLM's process: versions, proofs, deaths. The process is a fake that keeps what it is sent."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
+from cut import policy_of
 from fake_vllm import FakeHost
 from stretto.checks.rules.vllm import ARGUMENTS
 from stretto.engines.base import Request
 from stretto.engines.native.cache import token_bytes
 from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
 from stretto.engines.vllm.engine_args import engine_args, refusal
-from stretto.engines.vllm.published import equal
+from stretto.engines.vllm.published import base_sizes, base_tensors, equal, write_base
+from stretto.engines.vllm.server_probe import own_logprobs
+from stretto.engines.vllm.start_probe import refuse_other_results
 from stretto.errors import EngineDiedError, EngineError, RecipeError, WeightsError
+from stretto.models.lora import add_adapter
 from stretto.recipe.schema import Adapter, VllmEngineSection
 from stretto.types import Weights
 from stretto.workers import vllm as workers
-from stretto.workers.vllm import asked_share, share_of
+from stretto.workers.vllm import asked_share, refuse_adapter, share_of
 from tiny import scratch_policy
 
 SETTINGS = VllmSettings(
@@ -317,7 +324,8 @@ def test_ranks_hold_a_tensor_together_each_all_of_it_or_its_part_with_neighbours
 
 
 def test_what_vllm_says_is_told_at_the_key_that_it_is_about():
-    said = {"arguments": {"max_num_seqs": 0}, "share": 0.5, "rank": 24, "device": "cuda", "devices": 1}
+    said = {"arguments": {"max_num_seqs": 0}, "share": 0.5, "rank": 24, "targets": ["q_proj"]}
+    said |= {"device": "cuda", "devices": 1}
     given = engine_args(dtype="bfloat16", context=64, cache_bytes=1, **said)
     assert (given["max_lora_rank"], given["max_num_seqs"], given["gpu_memory_utilization"]) == (32, 0, 0.5)
     ours = engine_args(dtype="bfloat16", context=64, cache_bytes=1, **{**said, "arguments": {}})
@@ -331,6 +339,42 @@ def test_what_vllm_says_is_told_at_the_key_that_it_is_about():
     ):
         told = refusal(error, {"max_num_seqs": 0}, short=short)
         assert told.args[0] == field and not told.args[1].endswith(": ")
+
+
+def test_a_mixture_in_few_bits_is_sent_by_the_names_of_its_files_and_as_wide_as_it_is_read(tmp_path):
+    policy = policy_of("mixtral", "nf4")
+    write_base(policy, tmp_path / "model", bucket=20_000)
+    names = [name for path in (tmp_path / "model").glob("*.safetensors") for name in load_file(path)]
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) > 1
+    assert sorted(names) == sorted(dict(base_tensors(policy))) and "lora" not in " ".join(names)
+    assert sum(base_sizes(policy)) == sum(tensor.nbytes for _, tensor in base_tensors(policy))
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float64, experts_implementation="eager")
+    tokens = list(range(5, 15))
+    with torch.no_grad(), policy.without_adapter():
+        said = read(torch.tensor([tokens])).logits.log_softmax(-1)[0, range(9), tokens[1:]]
+        assert np.abs(own_logprobs(policy, tokens) - said.numpy()).max() < 1e-6  # norms in float32
+
+
+@pytest.mark.parametrize(
+    ("family", "targets", "told"),
+    [
+        ("qwen3 moe", "all-linear", "adapters on experts"),
+        ("deepseek v3", "attention", "another form of kv_b_proj"),
+        ("qwen3 moe", "attention", None),
+    ],
+)
+def test_adapters_that_vllm_would_leave_out_are_refused(family, targets, told):
+    policy = policy_of(family, None)
+    policy.adapted = add_adapter(policy.network, Adapter(rank=2, alpha=4, targets=targets), seed=0)
+    with pytest.raises(RecipeError, match=told) if told else nullcontext():
+        refuse_adapter(policy)
+
+
+def test_an_engine_that_computes_something_else_with_the_same_weights_is_refused_at_its_start():
+    engine = engine_of()
+    with pytest.raises(RecipeError, match=r"vLLM computes llama otherwise .*(?s:.*)engine\.kind: native"):
+        refuse_other_results(engine)
+    engine.close()
 
 
 GB = 2**30

@@ -6,7 +6,9 @@ import subprocess
 import sys
 import time
 import uuid
+import warnings
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,18 +16,23 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Qwen3MoeConfig
 
+from families import sharpen
 from running import lines
 from stretto.checks.rules.vllm import ARGUMENTS, ELSEWHERE
 from stretto.engines.base import Request
 from stretto.engines.native.engine import NativeEngine
 from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
 from stretto.engines.vllm.process import PROGRAM, EngineProcess
+from stretto.engines.vllm.start_probe import refuse_other_results
 from stretto.engines.vllm.tensor_file import read_bucket
 from stretto.errors import WeightsError
+from stretto.models.lora import add_adapter
+from stretto.models.quantised import quantise
 from stretto.recipe.schema import Adapter
 from stretto.types import Weights
-from tiny import conversation, naive_logprobs, scratch_policy
+from tiny import CPU, VOCABULARY, conversation, naive_logprobs, policy_from
 
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
@@ -166,18 +173,32 @@ class Spoiled:
         self.process.close()
 
 
-LORA = Adapter(rank=4, alpha=12.0)
+def mixture(adapter):
+    """A tiny mixture of experts whose matrices do not fill those of vLLM's kernel; with an adapter on few bits."""
+    config = Qwen3MoeConfig(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, moe_intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, head_dim=32, num_experts=4, num_experts_per_tok=2,
+        max_position_embeddings=256, bos_token_id=1, eos_token_id=0, pad_token_id=0, tie_word_embeddings=True,
+    )  # fmt: skip
+    policy = policy_from(config, dtype=torch.float32)
+    sharpen(policy.network)
+    if adapter is None:
+        return policy
+    quantise(policy.network, "nf4", CPU)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # experts in few bits get no adapter
+        return replace(policy, adapted=add_adapter(policy.network, adapter, seed=0))
 
 
 @pytest.fixture(
     scope="module",
-    params=[(LORA, 2), (None, 1)],
-    ids=["adapter, two ranks", "full"],
+    params=[(Adapter(rank=4, alpha=12.0), 2), (None, 1)],
+    ids=["adapter on few bits, two ranks", "full"],
 )
 def engine(request, tmp_path_factory):
     """vLLM with a tiny model, in float32 so that log-probabilities can be compared closely."""
     adapter, ranks = request.param
-    policy = scratch_policy(dtype="float32", adapter=adapter, width=64, heads=2)
+    policy = mixture(adapter)
     found = VllmEngine(
         policy,
         partial(Spoiled, tmp_path_factory.mktemp("log") / "engine.log"),
@@ -189,6 +210,7 @@ def engine(request, tmp_path_factory):
         deadlines=VllmDeadlines(start=300, generate=60, publish=60, first=300),
     )  # fmt: skip
     found.checksums(dict(policy.network.named_parameters()))
+    refuse_other_results(found)
     yield found
     found.close()
 
@@ -315,6 +337,9 @@ def kept(engine):
     return spoil
 
 
+EXPERT = "model.layers.1.mlp.experts.2.up_proj.weight"
+
+
 def bit(what, arguments):
     """A spoiler that changes one number in one tensor by one unit in its last place."""
     if what == "adapter":
@@ -323,9 +348,7 @@ def bit(what, arguments):
         next(iter(held.values())).view(torch.int32).view(-1)[5] += 1
         save_file(held, path)
     if what == "load":
-        dict(read_bucket(Path(arguments["path"]), arguments["table"]))["model.layers.1.mlp.up_proj.weight"].view(
-            torch.int32
-        )[3, 5] += 1
+        dict(read_bucket(Path(arguments["path"]), arguments["table"]))[EXPERT].view(torch.int32)[3, 5] += 1
 
 
 FAULTS = {

@@ -49,7 +49,7 @@ ELSEWHERE = {
     "max_lora_rank": "model.adapter.rank says it",
     "max_model_len": "it is the model's context, or what the cache has room for (engine.memory_share)",
     "model": "model.name says it",
-    "quantization": "a base in few bits (model.quantize) with vllm is not available yet",
+    "quantization": "vLLM multiplies with what a base in few bits (model.quantize) stands for, in model.dtype",
     "seed": "every request has its own, which follows from the key seed",
     "tensor_parallel_size": "placement.cells says which devices generate together, with mesh: {tp: N}",
 }
@@ -63,13 +63,11 @@ def vllm_can_do_it(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     fix = "use engine.kind: native"
     if recipe.model.dtype == "float64":
         yield Problem(field="model.dtype", reason="vLLM does not compute in float64", fix=f"use bfloat16, or {fix}")
-    if recipe.model.in_few_bits and not scene.planning:
-        reason = "a quantised base with vllm is not available yet"
-        yield Problem(field="model.quantize", reason=reason, fix=f"use none, or {fix}")
-    if not scene.planning and _is_mixture(recipe, scene):
-        reason = "a mixture of experts with vllm is not available yet: it stores experts under other names"
-        yield Problem(field="engine.kind", reason=reason, fix=fix)
     adapter = recipe.model.adapter
+    wide = adapter is not None and adapter.targets == "all-linear" and not recipe.model.in_few_bits
+    if wide and not scene.planning and _is_mixture(recipe, scene):
+        reason = "adapters on experts with vllm are not available yet, and all-linear has them"
+        yield Problem(field="model.adapter.targets", reason=reason, fix=f"use attention, or {fix}")
     if adapter is not None and adapter.rank > HIGHEST:
         reason = f"vLLM has no room for adapters of rank {adapter.rank}; {HIGHEST} is the highest"
         yield Problem(field="model.adapter.rank", reason=reason, fix=f"use {HIGHEST} or less, or {fix}")
@@ -92,6 +90,9 @@ def _wrong_for_a_server(recipe: Recipe, engine: VllmEngineSection, url: str, sce
             "a server of your own is sent adapters only: all weights over HTTP could be neither sent nor proved here"
         )
         yield Problem(field="engine.url", reason=reason, fix=f"train an adapter (model.adapter), or {leave}")
+    if recipe.model.in_few_bits:
+        reason = "what a server of your own makes of a base in few bits is not what is trained on here"
+        yield Problem(field="engine.url", reason=reason, fix=f"use model.quantize: none, or {leave}")
     if recipe.model.name == "scratch" and not scene.planning:
         reason = "a model that the run makes itself is nowhere where a server could have read it"
         yield Problem(field="engine.url", reason=reason, fix=f"name a model's folder in model.name, or {leave}")

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from stretto.engines.base import Completion, Request
 from stretto.engines.vllm.memory_folder import new_folder, no_room
 from stretto.engines.vllm.process import EngineTransport
 from stretto.engines.vllm.published import (
+    adapted_names,
     adapter_tensors,
     base_tensors,
     differing,
@@ -114,7 +116,7 @@ class VllmEngine:
         self.share, self.slept, self.deaths, self.lost = share, False, 0, 0.0
         # Whether what is not published is still to be compared.
         self.unproved = True
-        self.size = file_bytes(base_tensors(policy), BUCKET)
+        self.size = file_bytes(policy, BUCKET)
         self.room = room or new_folder(self.size)
         self.process: EngineTransport | None = None
         try:
@@ -251,21 +253,22 @@ class VllmEngine:
     def _compare(self, *, whole: bool) -> None:
         """Raises unless what the process multiplies with is what it was sent; `whole` for what never changes, too."""
         full = self.policy.adapted is None
-        base = {**base_tensors(self.policy), **head_tensor(self.policy)} if full or whole else {}
-        expected = {**adapter_tensors(self.policy), **base}
-        wrong, missing = dict[str, str](), list[str]()
+        base = chain(base_tensors(self.policy), head_tensor(self.policy)) if full or whole else ()
+        expected = chain(adapter_tensors(self.policy).items(), base)
+        wrong, missing, compared = dict[str, str](), list[str](), 0
         path = self.room / "held"
         for bucket in buckets(expected, BUCKET):
             told = self._call("read", self.patience.publish, path=str(path), names=list(bucket))
             ranks = read_ranks(path, told["tables"])
             wrong |= differing(bucket, ranks)
+            compared += len(bucket)
             missing += [name for name in bucket if any(name not in held for held in ranks)]
         if missing and not self.version:
             reason = f"vLLM stores this model's family under other names, and has no {', '.join(missing[:3])}"
             raise RecipeError.of("engine.kind", reason, "use engine.kind: native")
         if wrong:
             shown = "; ".join(f"{name} is {values}" for name, values in sorted(wrong.items())[:3])
-            why = f"{len(wrong)} of {len(expected)} tensors of {self.name} are not those of {self.called}: {shown}"
+            why = f"{len(wrong)} of {compared} tensors of {self.name} are not those of {self.called}: {shown}"
             raise refusal(self.version, why)
         self.unproved = self.unproved and not whole
 
@@ -328,10 +331,11 @@ class VllmEngine:
         self.names.clear()
         model = self.room / "model"
         shutil.rmtree(model, ignore_errors=True)
-        self._written(lambda: write_base(self.policy, model))
+        self._written(lambda: write_base(self.policy, model, BUCKET))
         try:
             self.process = self.start()
-            told = self._call("start", seconds, model=str(model), share=self.share(), **asdict(self.settings))
+            chosen = {"share": self.share(), "targets": adapted_names(self.policy), **asdict(self.settings)}
+            told = self._call("start", seconds, model=str(model), **chosen)
         finally:
             shutil.rmtree(model, ignore_errors=True)
         self.kv_tokens = told["cache_tokens"]

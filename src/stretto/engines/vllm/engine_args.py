@@ -4,7 +4,7 @@ nothing of the project, nor vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -27,6 +27,7 @@ def engine_args(
     context: int,
     cache_bytes: int,
     rank: int | None,
+    targets: Sequence[str],
     device: str,
     devices: int,
     arguments: Mapping[str, Any],
@@ -43,7 +44,7 @@ def engine_args(
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,
         "tensor_parallel_size": devices,
-        "worker_extension_cls": "host.TensorRpc",
+        "worker_extension_cls": "host_tensors.TensorRpc",
         "kv_cache_memory_bytes": cache_bytes,
     }
     if rank is not None:
@@ -52,6 +53,8 @@ def engine_args(
             reason = f"vLLM has no room for adapters of rank {rank}; {RANKS[-1]} is the highest"
             raise Refused("model.adapter.rank", reason, f"use {RANKS[-1]} or less, or engine.kind: native")
         told |= {"enable_lora": True, "max_lora_rank": room, "max_loras": 1, "max_cpu_loras": 1}
+        # Other layers stay as they are: experts with room for adapters need kernels that CPUs have not.
+        told |= {"lora_target_modules": list(targets)}
     if devices > 1:  # where Ray is at hand vLLM would ask that
         told["distributed_executor_backend"] = "mp"
     # vLLM takes back what it drew before all parts of a prompt were computed, which generators of CPUs cannot.

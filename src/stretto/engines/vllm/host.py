@@ -12,14 +12,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
-import tensor_file  # type: ignore[import-not-found]  # beside this file
 import torch
 from engine_args import (  # type: ignore[import-not-found]  # beside this file
     NATIVE,
@@ -208,113 +205,6 @@ class EngineHost:
         """What each rank says."""
         told: list[Any] = self.engine.collective_rpc(f"stretto_{method}", args=arguments)
         return told
-
-
-class TensorRpc:
-    """What each rank does with its own tensors; mixed into vLLM's worker."""
-
-    model_runner: Any
-    model_config: Any
-    vllm_config: Any
-    device: torch.device
-    rank: int
-
-    def stretto_pin_adapter(self, number: int) -> None:
-        """Which adapter is read back."""
-        self.stretto_adapter = number
-
-    def stretto_begin_weights(self) -> None:
-        """Layers wait for their weights."""
-        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
-
-        with self._loading():
-            initialize_layerwise_reload(self.model_runner.model)
-
-    def stretto_load_bucket(self, path: str, table: Sequence[Any]) -> None:
-        """Layers whose weights are complete take them over, as they did when the model was loaded."""
-        weights = ((name, tensor.clone()) for name, tensor in tensor_file.read_bucket(Path(path), table))
-        with self._loading():
-            self.model_runner.model.load_weights(weights)
-
-    def stretto_finish_weights(self) -> None:
-        """All of them have."""
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-
-        with self._loading():
-            model = self.model_runner.model
-            finalize_layerwise_reload(model, self.model_config)
-            if getattr(self.model_config.hf_text_config, "tie_word_embeddings", False) and hasattr(model, "lm_head"):
-                # vLLM reloads the embedding alone: on a CPU the head would multiply with its copy of the old one.
-                (table,) = (each for path, each in model.named_modules() if path.endswith("embed_tokens"))
-                model.lm_head.tie_weights(table)
-                model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
-
-    @contextmanager
-    def _loading(self) -> Iterator[None]:
-        """What vLLM has set while it loads a model."""
-        from vllm.config import set_current_vllm_config
-
-        with set_current_vllm_config(self.vllm_config), torch.device(self.device):
-            yield
-
-    @torch.no_grad()
-    def stretto_write_tensors(self, path: str, names: Sequence[str]) -> list[Any]:
-        """A file with those of these names that are here, or this rank's part of them, and its table."""
-        wanted = set(names)
-        found = {name: tensor.to("cpu") for name, tensor in self._held(wanted) if name in wanted}
-        return list(tensor_file.write_bucket(tensor_file.rank_file(Path(path), self.rank), found)) if found else []
-
-    def _held(self, wanted: set[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Tensors under the names of the model's own files, at least those that are wanted."""
-        model = self.model_runner.model
-        packed = getattr(model, "packed_modules_mapping", {})
-        modules = dict(model.named_modules(remove_duplicate=False))
-        for path, module in modules.items():
-            if path.endswith(".base_layer"):
-                continue
-            parent, _, last = path.rpartition(".")
-            parts = [f"{parent}.{part}" if parent else part for part in packed.get(last, [last])]
-            if any(name.startswith(f"{part}.") for part in parts for name in wanted):
-                base = getattr(module, "base_layer", module)
-                yield from self._of_layer(parts, base)
-                if base is not module:
-                    yield from self._of_adapter(parts, module)
-        if "lm_head.weight" in wanted and not any(path.endswith("lm_head") for path in modules):
-            table = next(each for path, each in modules.items() if path.endswith("embed_tokens"))  # multiplied with
-            yield from self._of_layer(["lm_head"], getattr(table, "base_layer", table))
-
-    def _of_layer(self, parts: Sequence[str], layer: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """What one layer has: matrices by their product, whatever else as it lies there."""
-        whole = dict(layer.named_parameters(recurse=False))
-        if hasattr(layer, "embedding_dim"):  # rows are looked up; the head multiplies with them
-            cut = getattr(layer, "shard_indices", None)  # positions are no vocabulary, and are whole everywhere
-            rows = len(layer.weight) if cut is None else cut.num_org_elements
-            whole["weight"] = (product(layer, layer.embedding_dim) if parts == ["lm_head"] else layer.weight)[:rows]
-        elif hasattr(layer, "input_size_per_partition"):
-            whole["weight"] = product(layer, layer.input_size_per_partition)
-        for name, tensor in whole.items():
-            sizes = getattr(layer, "output_partition_sizes", None) if len(parts) > 1 else None
-            for part, piece in zip(parts, tensor.split(sizes) if sizes else [tensor], strict=True):
-                yield f"{part}.{name}", piece
-
-    def _of_adapter(self, parts: Sequence[str], layer: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """The slot of the adapter that was published last, with what is left over in it."""
-        manager = self.model_runner.lora_manager._adapter_manager
-        number = getattr(self, "stretto_adapter", None)
-        if number not in manager.lora_index_to_id or not hasattr(layer, "lora_a_stacked"):
-            return
-        slot = manager.lora_index_to_id.index(number)
-        for part, a, b in zip(parts, layer.lora_a_stacked, layer.lora_b_stacked, strict=False):
-            yield f"{part}.lora_A.weight", a[slot, 0]
-            yield f"{part}.lora_B.weight", b[slot, 0]
-
-
-def product(layer: Any, inputs: int) -> torch.Tensor:
-    """The matrix that a layer multiplies with, by what it makes of the identity: each number times one, plus zeros."""
-    like = next(layer.parameters())
-    one = torch.eye(inputs, dtype=layer.params_dtype if hasattr(layer, "params_dtype") else like.dtype)
-    made: torch.Tensor = layer.quant_method.apply(layer, one.to(like.device), None)
-    return made.t().contiguous()
 
 
 def end_with(parent: int) -> None:

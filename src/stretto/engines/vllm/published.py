@@ -8,7 +8,8 @@ multiplies with, whatever the scale.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stretto.models.load import Policy
+from stretto.models.merged import in_files, narrow_layers, narrow_tensors, wide, wide_shape
+from stretto.weights.carrier import buckets
 from stretto.weights.tensors import checksum
 
 HEAD = "lm_head.weight"
@@ -28,24 +31,42 @@ def sent_name(name: str) -> str:
     return name.replace(".base_layer.", ".").replace(".default.", ".")
 
 
-def base_tensors(policy: Policy) -> dict[str, Tensor]:
-    """Everything but an adapter; tensors with two names under the first."""
-    return {
-        sent_name(name): weight.detach()
-        for name, weight in policy.network.named_parameters()
-        if policy.adapted is None or "lora_" not in name
-    }
+def base_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
+    """Everything but an adapter, one parameter after the other; tensors with two names under the first. What is stored
+    in few bits is made as wide as the trainer reads it, for as long as it is looked at."""
+    network = policy.network
+    for name, weight in _plain_tensors(policy).items():
+        yield from in_files(network, sent_name(name), weight).items()
+    for name, layer in narrow_layers(network).items():
+        yield from in_files(network, name, wide(layer, policy.dtype)).items()
 
 
-def file_bytes(tensors: Mapping[str, Tensor], bucket: int) -> int:
+def base_sizes(policy: Policy) -> list[int]:
+    """Bytes of each parameter of the same."""
+    narrow = [math.prod(wide_shape(layer)) * policy.dtype.itemsize for layer in narrow_layers(policy.network).values()]
+    return [weight.nbytes for weight in _plain_tensors(policy).values()] + narrow
+
+
+def _plain_tensors(policy: Policy) -> dict[str, Tensor]:
+    """What files hold of a model but an adapter and what is in few bits."""
+    network = policy.network
+    others = dict(network.named_parameters(remove_duplicate=False)).keys() - dict(network.named_parameters()).keys()
+    others |= narrow_tensors(network)
+    found = {name: tensor for name, tensor in network.state_dict().items() if name not in others}
+    return {name: tensor for name, tensor in found.items() if policy.adapted is None or "lora_" not in name}
+
+
+def file_bytes(policy: Policy, bucket: int) -> int:
     """What is in files at once, at most: all weights while a process starts, and what travels."""
-    sizes = [tensor.nbytes for tensor in tensors.values()]
+    sizes = base_sizes(policy)
     return sum(sizes) + max(min(bucket, sum(sizes)), *sizes)
 
 
-def head_tensor(policy: Policy) -> dict[str, Tensor]:
-    """The head under its own name: an engine may multiply with a copy of it, also where it is the embedding."""
-    return {HEAD: policy.head().weight.detach()}
+def head_tensor(policy: Policy) -> Iterator[tuple[str, Tensor]]:
+    """The head under its own name, where it is the embedding: an engine may multiply with a copy of it."""
+    head = policy.head().weight
+    if not any(weight is head for name, weight in policy.network.named_parameters() if name.endswith(HEAD)):
+        yield HEAD, head.detach()
 
 
 def adapter_tensors(policy: Policy) -> dict[str, Tensor]:
@@ -61,6 +82,12 @@ def adapter_scale(policy: Policy) -> float:
     """What the product of A and B is multiplied with."""
     config = policy.adapted.peft_config["default"]
     return float(config.lora_alpha / config.r)
+
+
+def adapted_names(policy: Policy) -> list[str]:
+    """What the adapted layers are called: the last parts of their names."""
+    layers = {name.partition(".lora_")[0] for name in adapter_tensors(policy)}
+    return sorted({layer.rpartition(".")[2] for layer in layers})
 
 
 def differing(sent: Mapping[str, Tensor], ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, str]:
@@ -121,21 +148,27 @@ def write_adapter(policy: Policy, folder: Path) -> None:
     tensors = {
         f"base_model.model.{name}": weight.cpu().contiguous() for name, weight in adapter_tensors(policy).items()
     }
-    targets = sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in tensors})
     settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": config.r, "lora_alpha": config.r, "bias": "none"}
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(json.dumps({**settings, "target_modules": targets}), encoding="utf-8")
+    told = {**settings, "target_modules": adapted_names(policy)}
+    (folder / "adapter_config.json").write_text(json.dumps(told), encoding="utf-8")
 
 
-def write_base(policy: Policy, folder: Path) -> None:
-    """The files of the model without an adapter, as transformers has them; no tokenizer, which an engine needs not."""
+def write_base(policy: Policy, folder: Path, bucket: int) -> None:
+    """The files of the model without an adapter, of so many bytes each, as transformers has them; no tokenizer, which
+    an engine needs not."""
     folder.mkdir()
     settings: Mapping[str, Any] = policy.network.config.to_dict()
     told = {**settings, "architectures": [type(policy.network).__name__], "torch_dtype": _name(policy.dtype)}
     (folder / "config.json").write_text(json.dumps({**told, "dtype": _name(policy.dtype)}), encoding="utf-8")
-    tensors = {name: weight.cpu().contiguous() for name, weight in base_tensors(policy).items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    places = dict[str, str]()
+    for number, tensors in enumerate(buckets(base_tensors(policy), bucket)):
+        places |= dict.fromkeys(tensors, file := f"model-{number:05}.safetensors")
+        whole = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(whole, folder / file, metadata={"format": "pt"})
+    index = {"metadata": {"total_size": sum(base_sizes(policy))}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
 def _name(dtype: torch.dtype) -> str:

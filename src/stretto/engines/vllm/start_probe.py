@@ -1,0 +1,32 @@
+"""Whether an engine that has just started computes what the trainer computes, with the weights that both have.
+
+Equal weights are no proof of that: an engine has code of its own for every family and processor. vLLM 0.32 turns
+DeepSeek's positions otherwise on a CPU, for example, and says nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stretto.engines.base import Request
+from stretto.engines.vllm.engine import VllmEngine
+from stretto.engines.vllm.engine_args import NATIVE
+from stretto.engines.vllm.server_probe import ALLOWED, ANSWER, ProbeAnswer, own_logprobs, probe_tokens
+from stretto.errors import RecipeError
+
+
+def refuse_other_results(engine: VllmEngine) -> None:
+    """Raises unless the engine says of an answer of its own what the trainer says of it, but for rounding."""
+    policy, most = engine.policy, engine.settings.context - ANSWER - 1
+    context = (probe_tokens(policy) or list(range(len(policy.tokenizer))))[:most]
+    probe = Request(key=0, tokens=np.array(context), max_new_tokens=ANSWER, stop=frozenset(), temperature=1.0)
+    engine.submit([probe])
+    while not (done := engine.step(1.0)):
+        pass
+    (said,) = done
+    trained = own_logprobs(policy, [*context, *said.tokens.tolist()])[-ANSWER:]
+    answer = ProbeAnswer(name=engine.called, engine=said.logprobs, trainer=trained)
+    if not answer.apart <= ALLOWED[policy.dtype]:
+        kind = policy.network.config.model_type
+        reason = f"vLLM computes {kind} otherwise than the trainer, with equal weights: they are {answer.sentence}"
+        raise RecipeError.of("engine.kind", reason, NATIVE)
