@@ -11,20 +11,21 @@ import numpy as np
 from stretto.engines.base import Request
 from stretto.engines.vllm.engine import VllmEngine
 from stretto.engines.vllm.engine_args import NATIVE
-from stretto.engines.vllm.server_probe import ALLOWED, ANSWER, ProbeAnswer, own_logprobs, probe_tokens
+from stretto.engines.vllm.server_probe import ALLOWED, MOST, ProbeAnswer, own_logprobs, probe_tokens
 from stretto.errors import RecipeError
 
 
 def refuse_other_results(engine: VllmEngine) -> None:
-    """Raises unless the engine says of an answer of its own what the trainer says of it, but for rounding."""
-    policy, most = engine.policy, engine.settings.context - ANSWER - 1
+    """Raises unless the engine says of an answer of its own what the trainer says of it, but for rounding: over so many
+    tokens that one for which other experts were chosen is not what decides."""
+    policy, most = engine.policy, min(MOST, engine.settings.context // 2 - 1)
     context = (probe_tokens(policy) or list(range(len(policy.tokenizer))))[:most]
-    probe = Request(key=0, tokens=np.array(context), max_new_tokens=ANSWER, stop=frozenset(), temperature=1.0)
+    probe = Request(key=0, tokens=np.array(context), max_new_tokens=most, stop=frozenset(), temperature=1.0)
     engine.submit([probe])
     while not (done := engine.step(1.0)):
         pass
     (said,) = done
-    trained = own_logprobs(policy, [*context, *said.tokens.tolist()])[-ANSWER:]
+    trained = own_logprobs(policy, [*context, *said.tokens.tolist()])[-most:]
     answer = ProbeAnswer(name=engine.called, engine=said.logprobs, trainer=trained)
     if not answer.apart <= ALLOWED[policy.dtype]:
         kind = policy.network.config.model_type
