@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from stretto.models.layers import router_names
 from stretto.models.load import Policy
 from stretto.models.merged import in_files, narrow_layers, narrow_tensors, wide, wide_shape
 from stretto.weights.carrier import buckets
@@ -34,11 +36,11 @@ def sent_name(name: str) -> str:
 def base_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
     """Everything but an adapter, one parameter after the other; tensors with two names under the first. What is stored
     in few bits is made as wide as the trainer reads it, for as long as it is looked at."""
-    network = policy.network
-    for name, weight in _plain_tensors(policy).items():
-        yield from in_files(network, sent_name(name), weight).items()
-    for name, layer in narrow_layers(network).items():
-        yield from in_files(network, name, wide(layer, policy.dtype)).items()
+    network, mixture = policy.network, bool(router_names(policy.network))
+    plain = ((sent_name(name), weight) for name, weight in _plain_tensors(policy).items())
+    narrow = ((name, wide(layer, policy.dtype)) for name, layer in narrow_layers(network).items())
+    for name, weight in chain(plain, narrow):
+        yield from in_files(network, name, weight).items() if mixture else [(name, weight)]
 
 
 def base_sizes(policy: Policy) -> list[int]:
