@@ -48,7 +48,7 @@ def vllm_engine(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) ->
     """vLLM on a worker's device, loaded; or where it runs already."""
     if section.url is not None:
         return served_engine(policy, section.url, spec)
-    refuse_adapter(policy)
+    refuse_layers(policy, spec.torch_device)
     settings = settings_of(policy, section, spec)
     engine = VllmEngine(
         policy,
@@ -66,8 +66,12 @@ def vllm_engine(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) ->
     return engine
 
 
-def refuse_adapter(policy: Policy) -> None:
-    """Raises for an adapter on layers that vLLM does not multiply with as they are."""
+def refuse_layers(policy: Policy, device: torch.device) -> None:
+    """Raises for layers that vLLM computes wrongly, and for an adapter where it does not multiply with it."""
+    latent = any(".kv_b_proj." in name for name, _ in policy.network.named_parameters())
+    if latent and device.type == "cpu":
+        reason = "vLLM 0.32 computes the positions of latent attention wrongly on a CPU"
+        raise RecipeError.of("engine.kind", reason, NATIVE)
     adapted = [name for name in adapter_tensors(policy) if ".experts." in name or ".kv_b_proj." in name]
     if any(".experts." in name for name in adapted):
         reason = "adapters on experts with vllm are not available yet"

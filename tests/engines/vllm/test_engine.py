@@ -25,7 +25,7 @@ from stretto.models.lora import add_adapter
 from stretto.recipe.schema import Adapter, VllmEngineSection
 from stretto.types import Weights
 from stretto.workers import vllm as workers
-from stretto.workers.vllm import asked_share, refuse_adapter, share_of
+from stretto.workers.vllm import asked_share, refuse_layers, share_of
 from tiny import scratch_policy
 
 SETTINGS = VllmSettings(
@@ -356,18 +356,20 @@ def test_a_mixture_in_few_bits_is_sent_by_the_names_of_its_files_and_as_wide_as_
 
 
 @pytest.mark.parametrize(
-    ("family", "targets", "told"),
+    ("family", "targets", "device", "told"),
     [
-        ("qwen3 moe", "all-linear", "adapters on experts"),
-        ("deepseek v3", "attention", "another form of kv_b_proj"),
-        ("qwen3 moe", "attention", None),
+        ("qwen3 moe", "all-linear", "cpu", "adapters on experts"),
+        ("deepseek v3", "attention", "cuda", "another form of kv_b_proj"),
+        ("deepseek v3", ("o_proj",), "cpu", "positions of latent attention"),
+        ("deepseek v3", ("o_proj",), "cuda", None),
+        ("qwen3 moe", "attention", "cpu", None),
     ],
 )
-def test_adapters_that_vllm_would_leave_out_are_refused(family, targets, told):
+def test_layers_that_vllm_computes_wrongly_and_adapters_that_it_leaves_out_are_refused(family, targets, device, told):
     policy = policy_of(family, None)
     policy.adapted = add_adapter(policy.network, Adapter(rank=2, alpha=4, targets=targets), seed=0)
     with pytest.raises(RecipeError, match=told) if told else nullcontext():
-        refuse_adapter(policy)
+        refuse_layers(policy, torch.device(device))
 
 
 def test_an_engine_that_computes_something_else_with_the_same_weights_is_refused_at_its_start():
