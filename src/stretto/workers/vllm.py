@@ -21,7 +21,7 @@ from stretto.engines.native.cache import memory_of, token_bytes
 from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
 from stretto.engines.vllm.engine_args import NATIVE
 from stretto.engines.vllm.process import PROGRAM, EngineProcess, EngineTransport
-from stretto.engines.vllm.published import adapter_tensors, base_sizes
+from stretto.engines.vllm.published import base_sizes
 from stretto.engines.vllm.served_engine import ServedEngine
 from stretto.engines.vllm.server_http import served_model
 from stretto.engines.vllm.server_transport import VllmServer
@@ -72,11 +72,11 @@ def refuse_layers(policy: Policy, device: torch.device) -> None:
     if latent and device.type == "cpu":
         reason = "vLLM 0.32 computes the positions of latent attention wrongly on a CPU"
         raise RecipeError.of("engine.kind", reason, NATIVE)
-    adapted = [name for name in adapter_tensors(policy) if ".experts." in name or ".kv_b_proj." in name]
+    adapted = list(policy.trained()) if policy.adapted is not None else []
     if any(".experts." in name for name in adapted):
         reason = "adapters on experts with vllm are not available yet"
         raise RecipeError.of("model.adapter.targets", reason, f"use attention, or {NATIVE}")
-    if adapted:
+    if any(".kv_b_proj." in name for name in adapted):
         reason = "vLLM decodes with another form of kv_b_proj, which leaves its adapter out"
         fix = f"name the other layers, such as [q_a_proj, q_b_proj, kv_a_proj_with_mqa, o_proj], or {NATIVE}"
         raise RecipeError.of("model.adapter.targets", reason, fix)

@@ -1,7 +1,7 @@
-"""The engine's own process: the one file that imports vLLM, run by the Python that has it (`process` starts it).
+"""The engine's own process, run by the Python that has vLLM (`process` starts it). It and `host_tensors`, which is in
+each rank, are the files that import vLLM.
 
-It answers one question after the other, and knows of the project only the tensor files beside it. A matrix that a
-layer multiplies with is read back as the product with the identity, and so in whatever order the layer keeps it.
+It answers one question after the other, and knows of the project only the files beside it.
 """
 
 from __future__ import annotations

@@ -171,6 +171,8 @@ def orders_of(layer: Any) -> dict[str, torch.Tensor]:
     """
     shapes = {name: like.shape[1:] for name, like in get_layerwise_info(layer).restore_metadata[0].items()}
     method, told = layer.quant_method, copy.copy(layer)
+    if method.moe_kernel is None:  # none of its weights came under a name that vLLM knows
+        return {}
     told._parameters = {name: digits(shape, like=getattr(layer, name)) for name, shape in shapes.items()}
     ordered = order(method.unquantized_backend, layer.moe_config, told.w13_weight, told.w2_weight, layer=told)
     told._parameters = dict(zip(("w13_weight", "w2_weight"), map(parameter, ordered), strict=True))

@@ -88,7 +88,8 @@ def adapter_scale(policy: Policy) -> float:
 
 def adapted_names(policy: Policy) -> list[str]:
     """What the adapted layers are called: the last parts of their names."""
-    layers = {name.partition(".lora_")[0] for name in adapter_tensors(policy)}
+    trained = policy.trained() if policy.adapted is not None else ()
+    layers = {sent_name(name).partition(".lora_")[0] for name in trained}
     return sorted({layer.rpartition(".")[2] for layer in layers})
 
 
