@@ -1,4 +1,4 @@
-"""A vLLM server, without vLLM: it says over HTTP what one says, of a tiny policy of its own that takes over adapters.
+"""Servers of vLLM and SGLang, without either: they say over HTTP what one says, of a tiny policy of their own.
 
 What a test wants to be wrong is a field of it: how it was started, or what it does with an adapter.
 """
@@ -11,13 +11,16 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from stretto.engines.served.probe import own_logprobs
 from stretto.engines.vllm.published import adapter_scale, sent_name
-from stretto.engines.vllm.server_probe import own_logprobs
 from tiny import scratch_policy
 
 
 class FakeServer:
-    """Listens on a port of this host until it is closed."""
+    """vLLM; listens on a port of this host until it is closed."""
+
+    keyed = "/v1", "/inference"
+    missing = 404, {"error": {"message": "The model does not exist."}}
 
     def __init__(self, *, adapter=None, **sizes):
         self.policy = None if adapter is None else scratch_policy(adapter=adapter, **sizes)
@@ -77,7 +80,7 @@ class FakeServer:
 
     def load(self, name, folder):
         if self.refuses is not None:
-            return 500, {"error": {"message": self.refuses}}
+            return 500, {"error": {"message": self.refuses.replace("FOLDER", str(folder))}}
         if not folder.exists():
             return 404, {"error": {"message": f"Loading lora {name} failed: No adapter found for {folder}"}}
         assert name not in self.adapters
@@ -85,20 +88,24 @@ class FakeServer:
         self.adapters[name] = str(folder), self.takes(name, tensors)
         return 200, "Success"
 
+    def adapter_of(self, body):
+        """What a request is for, if it is there."""
+        return body["model"] if body["model"] in self.adapters else None
+
     def scored(self, body):
         """Log-probabilities of a prompt, and of tokens 9 that follow."""
         params, tokens = body["sampling_params"], body["token_ids"]
         with self.lock:
             said = [*tokens, *[9] * params["max_tokens"]]
-            at_one = self.says(body["model"], said, 1.0)
-            hot = self.says(body["model"], said, params["temperature"]) if self.processed else at_one
+            at_one = self.says(self.adapter_of(body), said, 1.0)
+            hot = self.says(self.adapter_of(body), said, params["temperature"]) if self.processed else at_one
         rows = [{str(token): {"logprob": at}} for token, at in zip(tokens[1:], at_one, strict=False)]
         new = [{"token_id": 9, "logprob": at} for at in hot[len(tokens) - 1 :]]
         choice = {"token_ids": [9] * len(new), "logprobs": {"content": new}, "finish_reason": "length"}
         return 200, {"prompt_logprobs": [None, *rows], "choices": [choice]}
 
     def says(self, model, tokens, temperature):
-        if model not in self.adapters:
+        if model is None:
             with self.policy.without_adapter():
                 return own_logprobs(self.policy, tokens, temperature=temperature).tolist()
         scale, held = adapter_scale(self.policy), self.adapters[model][1]
@@ -115,10 +122,62 @@ class FakeServer:
         for count, ended in ((most - 1, None), (1, "length")):
             if ended:
                 self.hold.wait(20)
-            content = [{"token_id": 9, "logprob": -1.0}] * count
-            choice = {"token_ids": [9] * count, "logprobs": {"content": content}, "finish_reason": ended}
-            write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
-        write(b"data: [DONE]\n\n")
+            write({"choices": [self.choice(count, ended)]})
+
+    def choice(self, count, ended):
+        content = [{"token_id": 9, "logprob": -1.0}] * count
+        return {"token_ids": [9] * count, "logprobs": {"content": content}, "finish_reason": ended}
+
+
+class FakeSglang(FakeServer):
+    """SGLang, which tells all that has come of an answer again, or with `incremental` only what is new."""
+
+    keyed = ("/",)
+    missing = 200, {"error": {"message": "Got LoRA adapter that has never been loaded: policy-v1"}}
+
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.version = {"version": "0.5.23", "enable_lora": True, "dp_size": 1}
+        self.incremental, self.matched = False, 0
+
+    def get(self, path):
+        return (200, self.version) if path == "/server_info" else super().get(path)
+
+    def post(self, path, body):
+        if path in ("/load_lora_adapter", "/unload_lora_adapter"):
+            status, told = super().post(f"/v1{path}", body)
+            words = told if isinstance(told, str) else told["error"]["message"]
+            return (200 if status == 200 else 400), {"success": status == 200, "error_message": words}
+        return self.scored(body)
+
+    def adapter_of(self, body):
+        name = body.get("lora_path")
+        return name if name in self.adapters else None
+
+    def scored(self, body):
+        params, tokens = body["sampling_params"], body["input_ids"]
+        asked = {**params, "max_tokens": params["max_new_tokens"]}
+        _, told = super().scored({**body, "sampling_params": asked, "token_ids": tokens})
+        prompt = [[row[str(token)]["logprob"], token, None] for row, token in zip(
+            told["prompt_logprobs"][1:], tokens[1:], strict=False)]  # fmt: skip
+        (choice,) = told["choices"]
+        said = [[each["logprob"], 9, None] for each in choice["logprobs"]["content"]]
+        meta = {"input_token_logprobs": [[None, tokens[0], None], *prompt], "output_token_logprobs": said}
+        return 200, {"output_ids": choice["token_ids"], "meta_info": meta}
+
+    def streamed(self, body, write):
+        params = body["sampling_params"]
+        most = params["max_new_tokens"]
+        if most + len(body["input_ids"]) > self.context:
+            write({"error": {"message": "Requested token count exceeds the model's maximum context length"}})
+            return
+        reason = {"type": "length"} if params["ignore_eos"] or self.matched != 9 else {"type": "stop", "matched": 9}
+        for have, ended in ((most - 1, None), (most, reason)):
+            if ended:
+                self.hold.wait(20)
+            new = (1 if ended else have) if self.incremental else have
+            meta = {"completion_tokens": have, "finish_reason": ended, "output_token_logprobs": [[-1.0, 9, None]] * new}
+            write({"output_ids": [9] * new, "meta_info": meta})
 
 
 def handler_of(server):
@@ -130,7 +189,7 @@ def handler_of(server):
 
         def allowed(self):
             sent = self.headers.get("Authorization")
-            return not server.key or not self.path.startswith(("/v1", "/inference")) or sent == f"Bearer {server.key}"
+            return not server.key or not self.path.startswith(server.keyed) or sent == f"Bearer {server.key}"
 
         def answer(self, status, told):
             data = told.encode() if isinstance(told, str) else json.dumps(told).encode()
@@ -138,6 +197,10 @@ def handler_of(server):
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
+
+        def write(self, told):
+            self.wfile.write(f"data: {json.dumps(told)}\n\n".encode())
+            self.wfile.flush()
 
         def do_GET(self):
             self.answer(*(server.get(self.path) if self.allowed() else (401, {"error": "Unauthorized"})))
@@ -148,12 +211,17 @@ def handler_of(server):
                 self.answer(401, {"error": "Unauthorized"})
             elif body.get("stream"):
                 server.requests.append(body)
-                if body["model"] not in server.adapters:
-                    self.answer(404, {"error": {"message": f"The model {body['model']} does not exist."}})
+                status, told = (200, None) if server.adapter_of(body) else server.missing
+                if status != 200:
+                    self.answer(status, told)
                     return
                 self.send_response(200)
                 self.end_headers()
-                server.streamed(body, lambda data: (self.wfile.write(data), self.wfile.flush()))
+                if told:
+                    self.write(told)
+                    return
+                server.streamed(body, self.write)
+                self.wfile.write(b"data: [DONE]\n\n")
             else:
                 self.answer(*server.post(self.path, body))
 

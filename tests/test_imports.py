@@ -30,7 +30,7 @@ ARROWS = {
     | {
         "algorithms.base",
         "algorithms.own_facts",
-        "engines.vllm.server_http",  # what a server of the user's says of itself
+        "engines.served",  # what a server of the user's says of itself
         "environments",
         "models",
         "openmp",
@@ -116,7 +116,7 @@ FILES = {
     "engines.native.engine": BASE | {"engines", "models", "kernels", "training.packing"},
     # An engine with weights of its own says itself where they are not those that were published.
     "engines.vllm.engine": BASE | {"engines", "models", "weights"},
-    "engines.vllm.served_engine": BASE | {"engines", "models", "weights"},
+    "engines.served.engine": BASE | {"engines", "models", "weights"},
     "engines.vllm.published": BASE | {"engines", "models", "weights"},
     # It runs in the engine's own Python, which has nothing of the project.
     "engines.vllm.host": set(),
@@ -162,8 +162,11 @@ TORCH_FREE_FILES = (
     "engines.base",
     "engines.native.admission",
     "engines.scripted",
-    "engines.vllm.server_http",
-    "engines.vllm.server_transport",
+    "engines.served.http_calls",
+    "engines.served.server_api",
+    "engines.served.sglang_api",
+    "engines.served.transport",
+    "engines.served.vllm_api",
     "runtime.explain_run",
     "runtime.live_page",
     "runtime.user_functions",

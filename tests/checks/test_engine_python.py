@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fake_server import FakeServer
+from fake_server import FakeServer, FakeSglang
 from running import recipe_in
 from stretto.checks.machine.base import Gpu, MachineCheck
-from stretto.checks.machine.engine_python import engine_python, installed, vllm_is_installed
+from stretto.checks.machine.engine_python import engine_is_there, engine_python, installed
 from stretto.checks.machine.facts import look
 from stretto.errors import RecipeError
 from stretto.recipe.schema import Recipe
@@ -29,7 +29,7 @@ def checked(folder, python, **facts):
     recipe = recipe_in(
         folder, engine={"kind": "vllm", "max_new_tokens": 4, **({"python": str(python)} if python else {})}
     )
-    return vllm_is_installed(MachineCheck(machine=replace(look(), **facts), recipe=recipe, root=folder))
+    return engine_is_there(MachineCheck(machine=replace(look(), **facts), recipe=recipe, root=folder))
 
 
 def test_a_python_says_what_it_has_and_another_program_nothing():
@@ -77,17 +77,20 @@ def test_what_make_engine_has_built_is_found_beside_the_recipe(tmp_path, monkeyp
     assert engine_python(named, tmp_path) == engine_python(named, tmp_path / "recipes") == built
 
 
-def test_of_a_server_no_python_is_asked_but_the_server(tmp_path):
-    server = FakeServer()
-    recipe = Recipe.model_validate({"engine": {"kind": "vllm", "url": server.url}})
+@pytest.mark.parametrize(
+    ("kind", "fake", "said"), [("vllm", FakeServer, "vLLM 0.32.0"), ("sglang", FakeSglang, "SGLang 0.5.23")]
+)
+def test_of_a_server_no_python_is_asked_but_the_server(tmp_path, kind, fake, said):
+    server = fake()
+    recipe = Recipe.model_validate({"engine": {"kind": kind, "url": server.url}})
     setting = MachineCheck(machine=look(), recipe=recipe, root=tmp_path)
-    assert vllm_is_installed(setting).text == f"vLLM 0.32.0 at {server.url} serves /models/base"
+    assert engine_is_there(setting).text == f"{said} at {server.url} serves /models/base"
     server.close()
-    found = vllm_is_installed(setting)
+    found = engine_is_there(setting)
     assert (
-        not found.ok and found.name == "engine.url" and "no server answers" in found.text and "vllm serve" in found.fix
+        not found.ok and found.name == "engine.url" and "no server answers" in found.text and "start one" in found.fix
     )
 
 
 def test_a_recipe_without_it_is_not_asked(tmp_path):
-    assert vllm_is_installed(MachineCheck(machine=look(), recipe=recipe_in(tmp_path), root=tmp_path)) is None
+    assert engine_is_there(MachineCheck(machine=look(), recipe=recipe_in(tmp_path), root=tmp_path)) is None

@@ -11,7 +11,8 @@ from stretto.api.recipes import PROBES
 from stretto.checks.recipe import RULES, checked_recipe, examine
 from stretto.checks.rules import rows
 from stretto.checks.rules.base import CheckContext
-from stretto.checks.rules.vllm import vllm_can_do_it
+from stretto.checks.rules.served import server_can_be_used
+from stretto.checks.rules.vllm import engine_apart_can_do_it
 from stretto.errors import RecipeError
 from stretto.recipe.load import read_recipe
 from stretto.recipe.resolve import resolve
@@ -182,7 +183,7 @@ WRONG = [
     (["optimizer.reduce=bfloat16", "placement.cluster=1xcpu"], "optimizer.reduce", "no effect on one device"),
     (["engine.memory_share=0"], "engine.memory_share", "no memory"),
     (["engine.python=/usr/bin/python"], "engine.python", "it belongs to vllm"),
-    (["engine.url=http://x"], "engine.url", "it belongs to vllm"),
+    (["engine.url=http://x"], "engine.url", "it belongs to vllm, sglang"),
     (["optimizer.name=adamw8bit", "model.dtype=float64"], "optimizer.name", "no sense beside weights in float64"),
     (["placement.strategy=elastc"], "placement.strategy", "there is no strategy 'elastc'"),
     (["placement.strategy=elastic"], "placement.strategy", "no effect on one device"),
@@ -634,6 +635,7 @@ def test_every_rule_says_something_somewhere(taken, monkeypatch):
         "hosts_can_import",  # of a function that was given: tests/api/test_calls.py
         "logs_can_be_written",
         "own_algorithm_reads_them",
+        "server_can_be_used",  # needs a folder that a server has read: below
         "strategy_exists",
     }
 
@@ -641,16 +643,16 @@ def test_every_rule_says_something_somewhere(taken, monkeypatch):
 def test_vllm_has_room_for_adapters_up_to_a_rank_and_for_none_on_experts(tmp_path):
     scene = CheckContext(root=tmp_path, probes=PROBES, prompts=(), complete=True)
     recipe = Recipe(model=ModelSection(name="some/model", adapter=Adapter(rank=513)), engine=VllmEngineSection())
-    (problem,) = vllm_can_do_it(recipe, scene)
+    (problem,) = engine_apart_can_do_it(recipe, scene)
     assert problem.field == "model.adapter.rank" and "512 is the highest" in problem.reason
     (tmp_path / "config.json").write_text('{"model_type": "mixtral", "num_local_experts": 4}')
     recipe = Recipe(model=ModelSection(name=str(tmp_path)), engine=VllmEngineSection())
-    (problem,) = vllm_can_do_it(recipe, scene)
+    (problem,) = engine_apart_can_do_it(recipe, scene)
     assert problem.field == "model.adapter.targets" and "adapters on experts" in problem.reason
-    assert not list(vllm_can_do_it(recipe, replace(scene, planning=True)))
+    assert not list(engine_apart_can_do_it(recipe, replace(scene, planning=True)))
     for fits in ({"adapter": None}, {"adapter": Adapter(targets="attention")}, {"quantize": "nf4"}):
         recipe = Recipe(model=ModelSection(name=str(tmp_path), **fits), engine=VllmEngineSection())
-        assert not list(vllm_can_do_it(recipe, scene))
+        assert not list(engine_apart_can_do_it(recipe, scene))
 
 
 @pytest.mark.parametrize(
@@ -676,6 +678,10 @@ def test_a_server_that_runs_already_is_for_adapters_of_one_device_and_was_told_w
         section, _, name = key.partition(".")
         sections.setdefault(section, {})[name] = value
     scene = CheckContext(root=tmp_path, probes=PROBES, prompts=(), complete=True)
-    found = list(vllm_can_do_it(Recipe.model_validate(sections), scene))
-    assert [problem.field for problem in found] == ([field] if field else [])
-    assert all(told in problem.reason for problem in found)
+    kinds = ["vllm"] if field in ("engine.python", "engine.arguments") else ["vllm", "sglang"]
+    for kind in kinds:
+        sections["engine"]["kind"] = kind
+        recipe = Recipe.model_validate(sections)
+        found = [*engine_apart_can_do_it(recipe, scene), *server_can_be_used(recipe, scene)]
+        assert [problem.field for problem in found] == ([field] if field else [])
+        assert all(told in problem.reason for problem in found)

@@ -40,6 +40,7 @@ REQUIRED = {
     "target": 10,
     "taskset": "games",
     "command": ("agent",),
+    "url": "http://x",
 }
 """Keys that some kinds cannot do without."""
 
@@ -97,7 +98,7 @@ def test_a_key_of_another_kind_says_what_to_write():
     (problem,) = refusals({"task": {"source": {"kind": "jsonl", "path": "x", "max": 3}}}).values()
     assert problem.fix == "take it out, or use kind: synthetic, name: addition"
     (problem,) = refusals({"engine": {"url": "http://x"}}).values()
-    assert problem.reason.endswith("it belongs to vllm")
+    assert problem.reason.endswith("it belongs to vllm, sglang")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_a_key_of_another_kind_says_what_to_write():
         ("environment.kind", {"kind": "singel_turn"}, "did you mean 'single_turn'?"),
         ("algorithm.name", {"name": "rlo"}, "did you mean 'rloo'?"),
         ("engine.kind", {"kind": "natve", "graphs": True}, "did you mean 'native'?"),
-        ("engine.kind", {"kind": 3}, "use one of native, vllm, module:name"),
+        ("engine.kind", {"kind": 3}, "use one of native, vllm, sglang, module:name"),
         ("algorithm.name", {"name": None}, "use one of grpo, "),
         ("rewards.0.kind", {"kind": "magic"}, "use one of numeric, exact, regex, "),
     ],

@@ -36,7 +36,7 @@ CHECKS: tuple[Function, ...] = (
     network.cluster_is_reached,
     network.cluster_has_a_token,
     programs.ray_is_installed,
-    engine_python.vllm_is_installed,
+    engine_python.engine_is_there,
     resources.engine_files_have_room,
     programs.sandbox_locks_in,
 )
@@ -46,7 +46,7 @@ AT_START: tuple[Function, ...] = (
     packages.core_versions,
     packages.companions_match,
     devices.model_fits,
-    engine_python.vllm_is_installed,
+    engine_python.engine_is_there,
 )
 """Checks at the start of every run."""
 

@@ -21,7 +21,7 @@ from stretto.plugins import is_plugin
 DEGREES = ("dp_shard", "tp", "pp", "ep")
 """Keys of a mesh."""
 
-ENGINES = ("native", "vllm")
+ENGINES = ("native", "vllm", "sglang")
 """What may generate."""
 
 LISTED = 8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stretto.recipe.schema import VllmEngineSection
+from stretto.recipe.schema import ApartEngineSection, SglangEngineSection
 from stretto.recipe.schema.engine import EngineSection
 
 APART = (
@@ -17,9 +17,13 @@ SERVED = (
 )
 """What is said of a server of the user's."""
 
+SEEDED = ", which SGLang heeds if it was started with --enable-deterministic-inference"
+"""What is said of one that may draw as it likes."""
+
 
 def copy_sentence(engine: EngineSection) -> str:
     """What is said of an engine that does not sample from what is trained; nothing of others."""
-    if not isinstance(engine, VllmEngineSection):
+    if not isinstance(engine, ApartEngineSection):
         return ""
-    return APART if engine.url is None else SERVED.format(url=engine.url)
+    seeded = SEEDED if isinstance(engine, SglangEngineSection) else ""
+    return APART if engine.url is None else SERVED.format(url=engine.url) + seeded

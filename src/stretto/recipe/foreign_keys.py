@@ -194,7 +194,7 @@ BATCH = (
 )
 
 ENGINE = (
-    Counterpart(ours="engine.kind", told="native or vllm", trl="use_vllm fast_inference use_transformers_paged",
+    Counterpart(ours="engine.kind", told="native, vllm or sglang", trl="use_vllm fast_inference use_transformers_paged",
                 verl=f"{ROLLOUT}.name"),
     Counterpart(ours="engine.max_new_tokens", trl="max_completion_length response_length", prime_rl="max_tokens "
                 "max_completion_tokens sampling.max_tokens orchestrator.sampling.max_tokens",
@@ -217,7 +217,7 @@ ENGINE = (
     Counterpart(ours="engine.arguments", told="with kind: vllm, a mapping of its own arguments: {max_num_seqs: 512}",
                 verl=f"{ROLLOUT}.max_num_seqs {ROLLOUT}.max_num_batched_tokens {ROLLOUT}.enforce_eager "
                 f"{ROLLOUT}.engine_kwargs", openrlhf="enforce_eager"),
-    Counterpart(ours="engine.url", told="with kind: vllm, a server of yours; left out, a run starts its own",
+    Counterpart(ours="engine.url", told="with kind: vllm or sglang, a server of yours; left out, a run starts vLLM",
                 trl="vllm_server_base_url vllm_server_host"),
     Counterpart(ours="placement.cells", told="a plan by hand: cells of several devices that generate, mesh: {tp: N}",
                 trl="vllm_tensor_parallel_size tensor_parallel_size", verl=f"{ROLLOUT}.tensor_model_parallel_size",

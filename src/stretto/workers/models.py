@@ -28,7 +28,7 @@ from stretto.models.scalar_head import Base, FrozenScorer, base_network, concern
 from stretto.models.source import locate
 from stretto.models.template_file import use_template
 from stretto.models.value_model import ValueModel, load_value_model
-from stretto.recipe.schema import NativeEngineSection, Recipe, UpdateSection, VllmEngineSection
+from stretto.recipe.schema import ApartEngineSection, NativeEngineSection, Recipe, UpdateSection, VllmEngineSection
 from stretto.training.critic_trainer import CriticTrainer
 from stretto.training.narrow_adamw import make_optimizer
 from stretto.training.optimizer import MasterAdamW
@@ -37,6 +37,7 @@ from stretto.training.trainer import Trainer
 from stretto.training.whitening import WhiteningTrainer
 from stretto.types import Conversation
 from stretto.workers.lanes import lane_engine
+from stretto.workers.served import served_engine
 from stretto.workers.vllm import vllm_engine
 from stretto.workers.worker_spec import WorkerSpec
 
@@ -224,10 +225,15 @@ def engine_maker(spec: WorkerSpec) -> EngineFactory:
         if lane is None:
             return partial(native_engine, section=section)
         return partial(lane_engine, section=section, lane=lane, device=spec.torch_device)
-    if isinstance(section, VllmEngineSection):
+    if isinstance(section, ApartEngineSection):
         # Where nobody generates, or another device answers for all, what proves its weights is the policy itself.
         generates = "generate" in spec.roles and (lane is None or lane.rank == FIRST)
-        return partial(vllm_engine, section=section, spec=spec) if generates else partial(native_engine, section=PROVES)
+        if not generates:
+            return partial(native_engine, section=PROVES)
+        if section.url is not None:
+            return partial(served_engine, section=section, url=section.url, spec=spec)
+        assert isinstance(section, VllmEngineSection)
+        return partial(vllm_engine, section=section, spec=spec)
     return own_engine(section.kind, spec.folders, where=spec.where)
 
 

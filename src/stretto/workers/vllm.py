@@ -1,6 +1,4 @@
-"""How a worker comes to vLLM for its policy: which Python, on which device, with how much memory and until when; or
-which server of the user's.
-"""
+"""How a worker comes to vLLM for its policy: which Python, on which device, with how much memory and until when."""
 
 from __future__ import annotations
 
@@ -22,9 +20,6 @@ from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
 from stretto.engines.vllm.engine_args import NATIVE
 from stretto.engines.vllm.process import PROGRAM, EngineProcess, EngineTransport
 from stretto.engines.vllm.published import base_sizes
-from stretto.engines.vllm.served_engine import ServedEngine
-from stretto.engines.vllm.server_http import served_model
-from stretto.engines.vllm.server_transport import VllmServer
 from stretto.engines.vllm.start_probe import refuse_other_results
 from stretto.errors import RecipeError
 from stretto.models.load import Policy
@@ -45,9 +40,7 @@ BLOCK = 256
 
 
 def vllm_engine(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) -> VllmEngine:
-    """vLLM on a worker's device, loaded; or where it runs already."""
-    if section.url is not None:
-        return served_engine(policy, section.url, spec)
+    """vLLM on a worker's device, loaded."""
     refuse_layers(policy, spec.torch_device)
     settings = settings_of(policy, section, spec)
     engine = VllmEngine(
@@ -94,30 +87,7 @@ def patience_of(spec: WorkerSpec) -> VllmDeadlines:
     )
 
 
-def served_engine(policy: Policy, url: str, spec: WorkerSpec) -> ServedEngine:
-    """A server of the user's, which reads adapters below the run's folder."""
-    served = served_model(url, VLLM)
-    room = Path(tempfile.mkdtemp(prefix="adapters-", dir=_logs(spec))).resolve()
-    room.chmod(0o755)  # the server may be another user's
-    return ServedEngine(
-        policy,
-        partial(VllmServer, url, versions=VLLM),
-        name=f"vLLM at {url}",
-        room=room,
-        settings=VllmSettings(
-            versions=VLLM,
-            dtype=str(policy.dtype).removeprefix("torch."),
-            context=min(policy.context, served.context),
-            cache_bytes=0,
-            rank=policy.adapted.peft_config["default"].r,
-            device=spec.torch_device.type,
-        ),
-        deadlines=patience_of(spec),
-        processed=spec.recipe.engine.temperature != 1.0,
-    )
-
-
-def _logs(spec: WorkerSpec) -> Path:
+def logs_of(spec: WorkerSpec) -> Path:
     """The run's folder, if there is one here."""
     return spec.logs if spec.logs is not None and spec.logs.is_dir() else Path(tempfile.gettempdir())
 
@@ -202,7 +172,7 @@ def starter(python: Path, spec: WorkerSpec) -> Callable[[], EngineTransport]:
         EngineProcess,
         [str(python), "-u", str(PROGRAM)],
         name=f"vLLM on {named(spec)}",
-        log=_logs(spec) / f"engine-{spec.device.replace('/', '-').replace(':', '-')}.log",
+        log=logs_of(spec) / f"engine-{spec.device.replace('/', '-').replace(':', '-')}.log",
         environment=environment,
     )
 

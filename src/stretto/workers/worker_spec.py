@@ -12,7 +12,7 @@ import torch
 from stretto.algorithms.base import Algorithm, build
 from stretto.placement.devices import DeviceKind, kind_of, number_of
 from stretto.placement.plan import SliceMeeting
-from stretto.recipe.schema import Recipe, VllmEngineSection
+from stretto.recipe.schema import ApartEngineSection, Recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class WorkerSpec:
         """Roles that read the policy in full: not those that train slices of it, nor a reference that is a copy or a
         teacher, nor an engine that has one, or parts of one."""
         elsewhere = set()
-        if self.lane is not None or isinstance(self.recipe.engine, VllmEngineSection):  # it has weights of its own
+        if self.lane is not None or isinstance(self.recipe.engine, ApartEngineSection):  # it has weights of its own
             elsewhere.add("generate")
         if "train" in self.slices:
             elsewhere.add("train")

@@ -15,10 +15,10 @@ from fake_vllm import FakeHost
 from stretto.checks.rules.vllm import ARGUMENTS
 from stretto.engines.base import Request
 from stretto.engines.native.cache import token_bytes
+from stretto.engines.served.probe import own_logprobs
 from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
 from stretto.engines.vllm.engine_args import engine_args, refusal
 from stretto.engines.vllm.published import base_sizes, base_tensors, equal, write_base
-from stretto.engines.vllm.server_probe import own_logprobs
 from stretto.engines.vllm.start_probe import refuse_other_results
 from stretto.errors import EngineDiedError, EngineError, RecipeError, WeightsError
 from stretto.models.lora import add_adapter

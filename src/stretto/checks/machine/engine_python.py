@@ -14,9 +14,12 @@ from pathlib import Path
 
 from stretto.checks.machine.base import Check, MachineCheck
 from stretto.checks.machine.devices import torch_can_use_the_gpu
-from stretto.engines.vllm.server_http import served_model
+from stretto.engines.served.server_api import FIELD as URL
+from stretto.engines.served.server_api import ServerApi
+from stretto.engines.served.sglang_api import SglangApi
+from stretto.engines.served.vllm_api import VllmApi
 from stretto.errors import RecipeError
-from stretto.recipe.schema import VllmEngineSection
+from stretto.recipe.schema import ApartEngineSection, SglangEngineSection, VllmEngineSection
 
 VLLM = ("0.32",)
 """Versions of vLLM that the engine was written for and is tested with."""
@@ -80,12 +83,18 @@ def has_vllm() -> bool:
     return True
 
 
-def vllm_is_installed(setting: MachineCheck) -> Check | None:
-    """A recipe that generates with vLLM finds a version of it that works."""
-    if setting.recipe is None or not isinstance(section := setting.recipe.engine, VllmEngineSection):
+def server_api(section: ApartEngineSection, url: str) -> ServerApi:
+    """How a server of the user's is asked."""
+    return SglangApi(url) if isinstance(section, SglangEngineSection) else VllmApi(url, versions=VLLM)
+
+
+def engine_is_there(setting: MachineCheck) -> Check | None:
+    """A recipe that generates with vLLM finds a version of it that works, or the server that it names."""
+    if setting.recipe is None or not isinstance(section := setting.recipe.engine, ApartEngineSection):
         return None
     if section.url is not None:
-        return server_can_be_used(section.url)
+        return server_can_be_used(server_api(section, section.url))
+    assert isinstance(section, VllmEngineSection)
     try:
         python = engine_python(section, setting.root)
     except RecipeError as error:
@@ -105,14 +114,14 @@ def vllm_is_installed(setting: MachineCheck) -> Check | None:
     return Check(name="engine", ok=True, text=f"vLLM {version} is in {python.parent.parent}")
 
 
-def server_can_be_used(url: str) -> Check:
+def server_can_be_used(api: ServerApi) -> Check:
     """A server of the user's is there, has a version that works, and was started with what a run needs."""
     try:
-        served = served_model(url, VLLM)
+        served = api.facts()
     except RecipeError as error:
         (problem,) = error.problems
         return Check(name=problem.field, ok=False, text=problem.reason, fix=problem.fix)
-    return Check(name="engine.url", ok=True, text=f"vLLM {served.version} at {url} serves {served.root}")
+    return Check(name=URL, ok=True, text=f"{api.kind} {served.version} at {api.http.url} serves {served.root}")
 
 
 def computes_on_gpu(setting: MachineCheck) -> bool:

@@ -4,5 +4,6 @@
 would change nothing; `limits` numbers that contradict each other; `kl` a KL without a reference, or one that does not
 pull towards it; `roles` and `teacher` the models beside the one that is trained; `rows` what is learned from without
 sampling; `task` and `environment` prompts, rewards and conversations; `own_code` functions of the user's; `vllm` what
-that engine cannot do; `files` the model's files and the run folder. `checks.recipe` runs them all.
+engines with weights of their own cannot do, and `served` servers of the user's; `files` the model's files and the run
+folder. `checks.recipe` runs them all.
 """

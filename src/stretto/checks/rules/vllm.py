@@ -1,18 +1,14 @@
-"""What vLLM cannot do of what a recipe may ask of an engine, told before it is started."""
+"""What vLLM and SGLang cannot do of what a recipe may ask of an engine, told before one is started."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 from stretto.checks.rules.base import CheckContext
 from stretto.errors import Problem, RecipeError
 from stretto.models.source import facts, locate
-from stretto.placement.build import OPEN, named_by_cells
-from stretto.placement.cluster import parse_cluster
-from stretto.recipe.schema import Placement, Recipe, VllmEngineSection
+from stretto.recipe.schema import ApartEngineSection, Recipe, VllmEngineSection
 from stretto.recipe.validation_errors import nearest
 
 HIGHEST = 512
@@ -56,64 +52,28 @@ ELSEWHERE = {
 """Argument that many look for -> what says it here."""
 
 
-def vllm_can_do_it(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
-    """Its number types, its adapters, and keys that are the native engine's business."""
-    if not isinstance(recipe.engine, VllmEngineSection):
+def engine_apart_can_do_it(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """Number types, adapters, and keys that are the native engine's business."""
+    engine = recipe.engine
+    if not isinstance(engine, ApartEngineSection):
         return
     fix = "use engine.kind: native"
     if recipe.model.dtype == "float64":
-        yield Problem(field="model.dtype", reason="vLLM does not compute in float64", fix=f"use bfloat16, or {fix}")
+        reason = f"{engine.kind} does not compute in float64"
+        yield Problem(field="model.dtype", reason=reason, fix=f"use bfloat16, or {fix}")
     adapter = recipe.model.adapter
     wide = adapter is not None and adapter.targets == "all-linear" and not recipe.model.in_few_bits
     if wide and not scene.planning and _is_mixture(recipe, scene):
-        reason = "adapters on experts with vllm are not available yet, and all-linear has them"
+        reason = f"adapters on experts with {engine.kind} are not available yet, and all-linear has them"
         yield Problem(field="model.adapter.targets", reason=reason, fix=f"use attention, or {fix}")
-    if adapter is not None and adapter.rank > HIGHEST:
-        reason = f"vLLM has no room for adapters of rank {adapter.rank}; {HIGHEST} is the highest"
-        yield Problem(field="model.adapter.rank", reason=reason, fix=f"use {HIGHEST} or less, or {fix}")
-    if recipe.engine.speculate != "auto":
-        reason = "has no effect on vllm: drafts that change no answer are the native engine's"
+    if engine.speculate != "auto":
+        reason = f"has no effect on {engine.kind}: drafts that change no answer are the native engine's"
         yield Problem(field="engine.speculate", reason=reason, fix="leave it out")
-    yield from _wrong_arguments(recipe.engine.arguments)
-    if recipe.engine.url is not None:
-        yield from _wrong_for_a_server(recipe, recipe.engine, recipe.engine.url, scene)
-
-
-def _wrong_for_a_server(recipe: Recipe, engine: VllmEngineSection, url: str, scene: CheckContext) -> Iterator[Problem]:
-    """What a server that runs already is no use for, and what it was told by whoever has started it."""
-    parts, leave = urlsplit(url), "leave engine.url out, and the run starts vLLM itself"
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
-        fix = "write http://host:port; a key belongs into the variable VLLM_API_KEY"
-        yield Problem(field="engine.url", reason=f"{url} is no address of a server", fix=fix)
-    if recipe.model.adapter is None:
-        reason = (
-            "a server of your own is sent adapters only: all weights over HTTP could be neither sent nor proved here"
-        )
-        yield Problem(field="engine.url", reason=reason, fix=f"train an adapter (model.adapter), or {leave}")
-    if recipe.model.in_few_bits:
-        reason = "what a server of your own makes of a base in few bits is not what is trained on here"
-        yield Problem(field="engine.url", reason=reason, fix=f"use model.quantize: none, or {leave}")
-    if recipe.model.name == "scratch" and not scene.planning:
-        reason = "a model that the run makes itself is nowhere where a server could have read it"
-        yield Problem(field="engine.url", reason=reason, fix=f"name a model's folder in model.name, or {leave}")
-    if not scene.planning and (count := _devices(recipe.placement)) > 1:
-        reason = f"a server of your own generates for one device that trains, and placement names {count}"
-        yield Problem(field="engine.url", reason=reason, fix=f"name one in placement.cluster, or {leave}")
-    said: dict[str, Any] = {"python": engine.python, "arguments": engine.arguments or None}
-    said["memory_share"] = None if engine.memory_share == "auto" else engine.memory_share
-    for key, value in said.items():
-        if value is not None:
-            reason = "has no effect beside engine.url: whoever started the server has said it"
-            yield Problem(field=f"engine.{key}", reason=reason, fix="leave it out")
-
-
-def _devices(section: Placement) -> int:
-    """How many a run uses; one that cannot be read is the plan's problem."""
-    if section.cells is not None:
-        return len(named_by_cells(section))
-    with suppress(RecipeError):
-        return 1 if section.cluster in OPEN else len(parse_cluster(section.cluster))
-    return 1
+    if isinstance(engine, VllmEngineSection):
+        if adapter is not None and adapter.rank > HIGHEST:
+            reason = f"vLLM has no room for adapters of rank {adapter.rank}; {HIGHEST} is the highest"
+            yield Problem(field="model.adapter.rank", reason=reason, fix=f"use {HIGHEST} or less, or {fix}")
+        yield from _wrong_arguments(engine.arguments)
 
 
 def _wrong_arguments(given: Mapping[str, Any]) -> Iterator[Problem]:

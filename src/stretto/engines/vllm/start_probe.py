@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from stretto.engines.base import Request
+from stretto.engines.served.probe import ALLOWED, MOST, ProbeAnswer, own_logprobs, probe_tokens
 from stretto.engines.vllm.engine import VllmEngine
 from stretto.engines.vllm.engine_args import NATIVE
-from stretto.engines.vllm.server_probe import ALLOWED, MOST, ProbeAnswer, own_logprobs, probe_tokens
 from stretto.errors import RecipeError
 
 

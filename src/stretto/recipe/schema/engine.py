@@ -46,7 +46,16 @@ class NativeEngineSection(EngineSection):
     choose others; they travel with the answers, two bytes for each expert of each layer and token."""
 
 
-class VllmEngineSection(EngineSection):
+class ApartEngineSection(EngineSection):
+    """An engine with weights of its own, to which each update is published."""
+
+    stop: Texts = ()
+    """Texts that end an answer; they are part of it, and their tokens are trained."""
+    url: str | None = None
+    """A server that you have started."""
+
+
+class VllmEngineSection(ApartEngineSection):
     """vLLM, in a process and a Python environment of its own."""
 
     kind: Literal["vllm"] = "vllm"
@@ -54,11 +63,18 @@ class VllmEngineSection(EngineSection):
     """The Python that has vLLM, or its folder; left out, `.venv-vllm`, which `make engine` builds."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Arguments of vLLM's own that change how fast it is or how much memory it takes, such as {max_num_seqs: 512}."""
-    stop: Texts = ()
-    """Texts that end an answer; they are part of it, and their tokens are trained."""
     url: str | None = None
     """A vLLM server that you have started, such as http://host:8000: it generates with the adapter, which it reads from
     the run's folder."""
+
+
+class SglangEngineSection(ApartEngineSection):
+    """SGLang, as a server that you have started."""
+
+    kind: Literal["sglang"] = "sglang"
+    url: str
+    """Where it answers, such as http://host:30000: it generates with the adapter, which it reads from the run's
+    folder."""
 
 
 class OwnEngineSection(EngineSection):

@@ -1,8 +1,8 @@
-"""A vLLM server that somebody else has started, asked over HTTP: answers, adapters, log-probabilities.
+"""A server that somebody else has started, asked over HTTP: answers, adapters, log-probabilities.
 
-It stands where a process of this project's own stands (`process`), and takes the same questions. Requests and answers
-are token ids; each has a connection of its own, which is closed to call it off. The server is never stopped, and keeps
-no adapter that it was sent.
+It stands where a process of this project's own stands (`vllm.process`), and takes the same questions; how they are put
+to a kind of server says its `ServerApi`. Requests and answers are token ids; each has a connection of its own, which is
+closed to call it off. The server is never stopped, and keeps no adapter that it was sent.
 """
 
 from __future__ import annotations
@@ -11,24 +11,15 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPResponse
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NoReturn
 
-from stretto.engines.vllm.server_http import (
-    GENERATE,
-    LOAD,
-    LOOK,
-    UNLOAD,
-    HttpCalls,
-    HttpReply,
-    not_loaded,
-    reason_of,
-    served_model,
-)
+from stretto.engines.served.http_calls import LOOK, HttpReply, read_reply, reason_of
+from stretto.engines.served.server_api import MODELS, ServerApi
 from stretto.errors import DeadlineError, EngineDiedError, EngineError
 
 PAUSE = 0.5
@@ -36,9 +27,6 @@ PAUSE = 0.5
 
 MOST = 512
 """Requests that a server has at once from here; others wait."""
-
-EVERY, EVERY_WATCHED = 32, 8
-"""Tokens that come together; of an answer that a text may end, fewer, because what follows the text is thrown away."""
 
 
 @dataclass(kw_only=True)
@@ -77,11 +65,11 @@ class ServedAnswer:
         return {"key": self.key, "version": self.version, "tokens": self.tokens[new], "logprobs": self.logprobs[new]}
 
 
-class VllmServer:
+class ServerTransport:
     """A server that answers an engine's questions."""
 
-    def __init__(self, url: str, *, versions: Sequence[str]) -> None:
-        self.http, self.versions = HttpCalls(url), versions
+    def __init__(self, api: ServerApi) -> None:
+        self.api, self.http = api, api.http
         self.model = ""
         # The adapter that requests are for, and where the server has read it.
         self.name, self.folder = "", ""
@@ -118,7 +106,7 @@ class VllmServer:
                 fix = "start it again, and stretto resume goes on from the newest checkpoint; or raise deadlines.start"
                 raise DeadlineError(f"{why}\n    fix: {fix}")
             time.sleep(PAUSE)
-        self.model = served_model(self.http.url, self.versions).name
+        self.model = self.api.facts().name
         return {}
 
     # Answers ----------------------------------------------------------------------------------------------------------
@@ -126,23 +114,13 @@ class VllmServer:
     def submit(self, patience: float, /, *, requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Takes requests in."""
         for asked in requests:
-            params = {
-                "temperature": asked["temperature"],
-                "max_tokens": asked["max_new_tokens"],
-                "seed": asked["seed"],
-                "stop_token_ids": asked["stop"],
-                "ignore_eos": True,  # those that end an answer are told
-                "logprobs": 0,  # of the sampled token alone
-                "detokenize": False,
-                "stream_interval": EVERY_WATCHED if asked["watched"] else EVERY,
-            }
-            body = {**self._of(asked["tokens"], self.name), "sampling_params": params, "stream": True}
+            body = self.api.question(asked, adapter=self.name)
             answer = ServedAnswer(key=asked["key"], version=self.name, body=body, watched=asked["watched"])
             self.answers[answer.key] = answer
             self.waiting.put(answer)
             if self.readers < min(MOST, len(self.answers)):
                 self.readers += 1
-                threading.Thread(target=self._serve, name="vllm-server", daemon=True).start()
+                threading.Thread(target=self._serve, name="served-answers", daemon=True).start()
         return {}
 
     def step(self, patience: float, /, *, seconds: float) -> dict[str, Any]:
@@ -178,7 +156,7 @@ class VllmServer:
             connection = self.http.opened(None)
             try:
                 if self._is_wanted(answer, connection.sock):
-                    self._take(answer, self.http.sent(connection, GENERATE, answer.body))
+                    self._take(answer, self.http.sent(connection, self.api.generate, answer.body))
             finally:
                 connection.close()
         except EngineError as error:
@@ -195,35 +173,33 @@ class VllmServer:
     def _take(self, answer: ServedAnswer, response: HTTPResponse) -> None:
         """Its tokens, as they come."""
         if response.status != 200:
-            text = response.read().decode(errors="replace")
-            with suppress(ValueError):
-                text = json.loads(text)
-            words = HttpReply(response.status, text).words
-            if response.status == 404:  # such as one that was restarted
-                raise EngineDiedError(f"{self.http.url} has no {answer.version} any more: {words}")
-            raise EngineError(f"{self.http.url} refuses a request: {words}\n    fix: see the server's log")
+            self._refused(answer, read_reply(response.status, response.read().decode(errors="replace")))
         for line in response:
             said = line.removeprefix(b"data:").strip()
             if not said or said == b"[DONE]":
                 continue
             told = json.loads(said)
             if "error" in told:
-                raise EngineError(f"{self.http.url}: {HttpReply(500, told).words}\n    fix: see the server's log")
-            for choice in told["choices"]:
-                ended = choice.get("finish_reason")
-                if ended not in (None, "stop", "length"):
-                    raise EngineError(f"{self.http.url} has ended an answer ({ended})\n    fix: see the server's log")
-                content = (choice.get("logprobs") or {}).get("content") or []
-                tokens, logprobs = choice.get("token_ids") or [], [each["logprob"] for each in content]
-                if len(tokens) != len(logprobs):
+                self._refused(answer, HttpReply(response.status, told))
+            for piece in self.api.pieces(told, answer.body, len(answer.tokens)):
+                if piece.ended not in (None, "stop", "length"):
+                    why = f"{self.http.url} has ended an answer ({piece.ended})"
+                    raise EngineError(f"{why}\n    fix: see the server's log")
+                if len(piece.tokens) != len(piece.logprobs):
                     raise EngineError(f"{self.http.url} has said a token without its log-probability")
                 with self.news:
-                    answer.tokens += tokens
-                    answer.logprobs += logprobs
-                    answer.stop = ended or ""
+                    answer.tokens += piece.tokens
+                    answer.logprobs += piece.logprobs
+                    answer.stop = piece.ended or ""
                     self.news.notify_all()
         if not answer.stop:
             raise ConnectionError("it says no reason")
+
+    def _refused(self, answer: ServedAnswer, reply: HttpReply) -> NoReturn:
+        """Raises what a server that does not answer means."""
+        if self.api.lacks_adapter(reply):  # such as one that was restarted
+            raise EngineDiedError(f"{self.http.url} has no {answer.version} any more: {reply.words}")
+        raise EngineError(f"{self.http.url} refuses a request: {reply.words}\n    fix: see the server's log")
 
     def _has_news(self) -> bool:
         return self.failed is not None or not self.answers or any(map(_new, self.answers.values()))
@@ -242,17 +218,16 @@ class VllmServer:
 
     def adapter(self, patience: float, /, *, name: str, folder: str) -> dict[str, Any]:
         """Loads an adapter under a name that the server never had; the one before is forgotten."""
-        told = self.http.ask(LOAD, {"lora_name": name, "lora_path": folder}, seconds=patience)
+        told = self.http.ask(self.api.load, {"lora_name": name, "lora_path": folder}, seconds=patience)
         if told.status != 200:
-            raise not_loaded(self.http.url, told, folder)
+            raise self.api.not_loaded(told, folder)
         before, self.name, self.folder = self.name, name, folder
         self._unload(before)
         return {}
 
     def version(self, patience: float, /) -> dict[str, Any]:
         """Under which name the server has the adapter that was sent last, by its own word."""
-        told = self.http.ask("/v1/models", seconds=patience)
-        cards = told.told.get("data", []) if isinstance(told.told, Mapping) else []
+        cards = self.http.ask(MODELS, seconds=patience).fields.get("data", [])
         found = next((card for card in cards if card["id"] == self.name), None)
         if found is None:  # such as one that was restarted
             raise EngineDiedError(f"{self.http.url} has no {self.name} any more")
@@ -262,18 +237,12 @@ class VllmServer:
         self, patience: float, /, *, tokens: Sequence[int], adapted: bool, more: int, temperature: float
     ) -> dict[str, Any]:
         """Log-probabilities of tokens from the second on, and so many more tokens with theirs at a temperature."""
-        params = {"temperature": temperature, "max_tokens": more, "seed": 0, "ignore_eos": True, "detokenize": False}
-        body = {**self._of(tokens, self.name if adapted else self.model)}
-        body["sampling_params"] = {**params, "prompt_logprobs": 0, "logprobs": 0}
-        told = self.http.ask(GENERATE, body, seconds=patience)
+        adapter = self.name if adapted else ""
+        body = self.api.probe(tokens, model=self.model, adapter=adapter, more=more, temperature=temperature)
+        told = self.http.ask(self.api.generate, body, seconds=patience)
         if told.status != 200:
             raise EngineError(f"{self.http.url} scores nothing: {told.words}\n    fix: see the server's log")
-        rows, (choice,) = told.told["prompt_logprobs"][1:], told.told["choices"]
-        return {
-            "logprobs": [row[str(token)]["logprob"] for row, token in zip(rows, tokens[1:], strict=True)],
-            "tokens": choice["token_ids"],
-            "said": [each["logprob"] for each in choice["logprobs"]["content"]],
-        }
+        return self.api.scored(told.told, tokens)._asdict()
 
     def close(self) -> None:
         """Calls off what is under way, and leaves the server without an adapter of ours."""
@@ -289,11 +258,7 @@ class VllmServer:
         """Lets the server forget an adapter; where that fails, nobody asks for it any more all the same."""
         if name:
             with suppress(OSError, HTTPException):
-                self.http.ask(UNLOAD, {"lora_name": name}, seconds=LOOK)
-
-    def _of(self, tokens: Sequence[int], model: str) -> dict[str, Any]:
-        """A question about tokens. No prefix that others have left is found, nor one of ours by others."""
-        return {"model": model, "token_ids": list(tokens), "cache_salt": self.name}
+                self.http.ask(self.api.unload, {"lora_name": name}, seconds=LOOK)
 
 
 def _new(answer: ServedAnswer) -> bool:

@@ -1,8 +1,8 @@
-"""A vLLM server of the user's own behind the seam of an engine: only an adapter travels, by way of a folder.
+"""A server of the user's own behind the seam of an engine: only an adapter travels, by way of a folder.
 
-Nobody can read a server's tensors, so what is proved is less than of an engine that the run has started (`engine`): the
-files that the server was told to load are those of the policy, it lists them under a name that it never had before, and
-what it says of a probe is what the trainer says (`server_probe`).
+Nobody can read a server's tensors, so what is proved is less than of an engine that the run has started
+(`vllm.engine`): the files that the server was told to load are those of the policy, it lists them under a name that it
+never had before, and what it says of a probe is what the trainer says (`probe`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from stretto.engines.base import Request
-from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
-from stretto.engines.vllm.process import EngineTransport
-from stretto.engines.vllm.published import adapter_tensors, equal, write_adapter
-from stretto.engines.vllm.request_rows import WatchedAnswers
-from stretto.engines.vllm.server_http import FIELD, OTHERWISE
-from stretto.engines.vllm.server_probe import (
+from stretto.engines.served.probe import (
     ALLOWED,
     ANSWER,
     HEAT,
@@ -33,6 +28,11 @@ from stretto.engines.vllm.server_probe import (
     probe_tokens,
     told_at_one,
 )
+from stretto.engines.served.server_api import FIELD, ServerApi
+from stretto.engines.served.transport import ServerTransport
+from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
+from stretto.engines.vllm.published import adapter_tensors, equal, write_adapter
+from stretto.engines.vllm.request_rows import WatchedAnswers
 from stretto.errors import EngineError, RecipeError, WeightsError
 from stretto.models.load import Policy
 from stretto.weights.publish import refusal
@@ -45,22 +45,23 @@ class ServedEngine(VllmEngine):
     def __init__(
         self,
         policy: Policy,
-        start: Callable[[], EngineTransport],
+        api: ServerApi,
         *,
-        name: str,
         room: Path,
         settings: VllmSettings,
         deadlines: VllmDeadlines,
         processed: bool,
+        transport: Callable[[ServerApi], ServerTransport] = ServerTransport,
     ) -> None:
-        """`room` is a folder that the server sees, too. With `processed`, what it says of a token must be at the
-        temperature at which the token was sampled."""
+        """`api` is how the server is asked, `room` a folder that it sees, too. With `processed`, what it says of a
+        token must be at the temperature at which the token was sampled."""
+        self.api, name = api, f"{api.kind} at {api.http.url}"
         # Others may have used names of versions on this server, whose cached prefixes go by them.
         self.mark, self.processed = secrets.token_hex(4), processed
         # Whether the server's model, without an adapter, is still to be compared.
         self.strange = True
         self.probe, self.history = probe_tokens(policy), ProbeHistory()
-        super().__init__(policy, start, name=name, settings=settings, deadlines=deadlines, room=room)
+        super().__init__(policy, partial(transport, api), name=name, settings=settings, deadlines=deadlines, room=room)
         self.watched = WatchedAnswers(policy.tokenizer, settings.context, no_room=self._no_room)
         self.kv_tokens = 1 << 30  # who waits for its cache waits there
         try:
@@ -139,14 +140,14 @@ class ServedEngine(VllmEngine):
         if not answer.apart <= ALLOWED[self.policy.dtype]:
             dtype = str(self.policy.dtype).removeprefix("torch.")
             reason = f"{self.name} serves another model than model.name, or in another type than {dtype}"
-            fix = f"start it with the files of model.name and --dtype {dtype}, {OTHERWISE}"
+            fix = f"start it with the files of model.name and --dtype {dtype}, {self.api.otherwise}"
             raise RecipeError.of(FIELD, f"{reason}: they are {answer.sentence}", fix)
         if self.processed:
             asked = {"tokens": self.probe, "adapted": True, "more": ANSWER, "temperature": HEAT}
             told = self._call("score", self.patience.publish, **asked)
             if told_at_one(told["said"], self.policy, self.probe, told["tokens"]):
                 reason = f"{self.name} tells log-probabilities of temperature 1, and engine.temperature is another"
-                raise RecipeError.of(FIELD, reason, "start it with --logprobs-mode processed_logprobs")
+                raise RecipeError.of(FIELD, reason, self.api.at_temperature)
         self.strange = False
 
     def _refusal(self, told: str) -> WeightsError:
@@ -166,5 +167,5 @@ class ServedEngine(VllmEngine):
         told = f"a conversation of {len(request.tokens)} tokens and an answer of up to {request.max_new_tokens}"
         return EngineError(
             f"{FIELD}: {told} have no room on {self.name}, whose context is {context}\n"
-            "    fix: start it with a larger --max-model-len, or lower engine.max_new_tokens"
+            f"    fix: start it with a larger {self.api.context_option}, or lower engine.max_new_tokens"
         )

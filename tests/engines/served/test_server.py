@@ -1,19 +1,19 @@
-"""A vLLM server of the user's: what is asked of it, proved of it, and said where it cannot be used. It is a fake."""
+"""A server of the user's: what is asked of it, proved of it, and said where it cannot be used. It is a fake."""
 
 import os
 import time
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from fake_server import FakeServer
+from fake_server import FakeServer, FakeSglang
 from stretto.engines.base import Request
+from stretto.engines.served.engine import ServedEngine
+from stretto.engines.served.sglang_api import SglangApi
+from stretto.engines.served.vllm_api import VllmApi
 from stretto.engines.vllm.engine import VllmDeadlines, VllmSettings
-from stretto.engines.vllm.served_engine import ServedEngine
-from stretto.engines.vllm.server_http import served_model
-from stretto.engines.vllm.server_transport import VllmServer
+from stretto.engines.vllm.request_rows import row_of
 from stretto.errors import DeadlineError, EngineError, RecipeError, WeightsError
 from stretto.recipe.schema import Adapter
 from stretto.types import Weights
@@ -24,10 +24,32 @@ SIZES = {"dtype": "float32", "width": 32, "adapter": ADAPTER}
 VERSIONS = ("0.32",)
 
 
-@pytest.fixture
-def server():
+def api_of(server, url=None):
+    """How it is asked."""
+    url = url or server.url
+    return SglangApi(url) if isinstance(server, FakeSglang) else VllmApi(url, versions=VERSIONS)
+
+
+@pytest.fixture(params=[FakeServer, FakeSglang])
+def server(request):
     """A server that is as it should be."""
+    found = request.param(**SIZES)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def vllm():
+    """One of vLLM."""
     found = FakeServer(**SIZES)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def sglang():
+    """One of SGLang."""
+    found = FakeSglang(**SIZES)
     yield found
     found.close()
 
@@ -37,16 +59,16 @@ def made(server, tmp_path):
     """A function that makes an engine on a policy with the server's base."""
     engines = []
 
-    def make(*, url=server.url, processed=False, **changes):
+    def make(*, processed=False, **changes):
         policy, room = scratch_policy(**SIZES | changes), tmp_path / "adapters"
         room.mkdir()
+        settings = VllmSettings(
+            versions=VERSIONS, dtype="float32", context=server.context, cache_bytes=0, rank=4, device="cpu"
+        )
+        patience = VllmDeadlines(start=1.0, generate=9.0, publish=9.0, first=1.0)
         engine = ServedEngine(
-            policy, partial(VllmServer, url, versions=VERSIONS), name="vLLM there", room=room, processed=processed,
-            settings=VllmSettings(
-                versions=VERSIONS, dtype="float32", context=server.context, cache_bytes=0, rank=4, device="cpu"
-            ),
-            deadlines=VllmDeadlines(start=1.0, generate=9.0, publish=9.0, first=1.0),
-        )  # fmt: skip
+            policy, api_of(server), room=room, processed=processed, settings=settings, deadlines=patience
+        )
         engines.append(engine)
         return engine
 
@@ -97,17 +119,55 @@ def test_each_version_has_a_name_of_its_own_of_which_the_server_keeps_the_last_a
         one, two = answered(engine, 2)
         assert (one.tokens.tolist(), one.logprobs.tolist(), one.stop) == ([9] * 4, [-1.0] * 4, "length")
         assert len(two.tokens) == 9 and one.version == engine.holds().version == version
-    first, name = server.requests[0], server.requests[-1]["model"]
-    assert name.startswith("policy-v2-") and list(server.adapters) == [name] == [engine.called]
-    assert first["model"] != name and first["cache_salt"] == first["model"] and first["stream"]
+    name = engine.called
+    assert name.startswith("policy-v2-") and list(server.adapters) == [name]
     assert [path.name for path in (tmp_path / "adapters").iterdir()] == [name]
-    told = {each["sampling_params"]["seed"] for each in server.requests}
-    params = first["sampling_params"]
-    assert (
-        told == {5, 2**63 - 1} and params["stop_token_ids"] == [0] and params["ignore_eos"] and params["logprobs"] == 0
-    )
     engine.close()
     assert server.adapters == {} and len(server.unloaded) == 3 and not (tmp_path / "adapters").exists()
+
+
+def test_what_vllm_is_asked(vllm):
+    body = api_of(vllm).question(row_of(request(2**64 - 1)), adapter="policy-v1")
+    assert body["model"] == body["cache_salt"] == "policy-v1" and body["stream"]
+    params = body["sampling_params"]
+    assert params["seed"] == 2**63 - 1 and params["stop_token_ids"] == [0]
+    assert params["ignore_eos"] and params["logprobs"] == 0
+
+
+def test_what_sglang_is_asked(sglang):
+    api = api_of(sglang)
+    api.facts()
+    body = api.question(row_of(request(2**64 - 1, longest=999)), adapter="policy-v1")
+    assert body["lora_path"] == body["extra_key"] == "policy-v1" and body["return_logprob"] and body["stream"]
+    params = body["sampling_params"]
+    assert params["sampling_seed"] == 2**63 - 1 and params["stop_token_ids"] == [0] and not params["ignore_eos"]
+    assert params["max_new_tokens"] == sglang.context - 3  # it refuses what might not fit
+    assert (params["top_p"], params["top_k"], params["repetition_penalty"]) == (1.0, -1, 1.0)  # whatever it prefers
+    assert "lora_path" not in api.probe([1, 2], model="base", adapter="", more=1, temperature=1.0)
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_what_sglang_tells_again_is_taken_once(sglang, tmp_path, incremental):
+    sglang.incremental = incremental
+    api = api_of(sglang)
+    first = {"output_ids": [5, 6], "meta_info": meta_of(2, [-1.0, -2.0])}
+    then = {"output_ids": [7], "meta_info": meta_of(3, [-3.0])}
+    if not incremental:
+        then = {"output_ids": [5, 6, 7], "meta_info": meta_of(3, [-1.0, -2.0, -3.0])}
+    end = {**then, "meta_info": {**then["meta_info"], "finish_reason": {"type": "stop", "matched": 7}}}
+    body = api.question({**row_of(request()), "stop": [7]}, adapter="policy-v1")
+    assert list(api.pieces(first, body, 0)) == [([5, 6], [-1.0, -2.0], None)]
+    assert list(api.pieces(end, body, 2)) == [([7], [-3.0], "stop")]
+    assert list(api.pieces(end, body, 3)) == [((), (), "stop")]
+    body["sampling_params"]["stop_token_ids"] = [8]
+    with pytest.raises(EngineError, match="ended an answer at token 7, which ends none for the trainer's model"):
+        list(api.pieces(end, body, 2))
+
+
+def meta_of(count, logprobs):
+    """What SGLang says beside tokens."""
+    rows = [[each, 0, None] for each in logprobs]
+    return {"completion_tokens": count, "output_token_logprobs": rows, "finish_reason": None}
 
 
 def test_what_is_called_off_comes_with_what_it_has_and_a_text_ends_an_answer(server, made):
@@ -136,8 +196,9 @@ def test_a_conversation_that_is_longer_than_its_context_is_told(server, made):
     server.context = 8
     engine = made()
     engine.submit([request(longest=20)])
-    with pytest.raises(EngineError, match=r"engine\.url: a conversation of 3 .* whose context is 8\n.*max-model-len"):
+    with pytest.raises(EngineError, match=r"engine\.url: a conversation of 3 .* whose context is 8\n") as caught:
         answered(engine, 1)
+    assert api_of(server).context_option in str(caught.value)
 
 
 def test_a_server_that_was_started_again_gets_the_adapter_again_and_one_that_is_gone_ends_the_run(server, made):
@@ -218,48 +279,61 @@ def test_nothing_is_generated_before_the_proof(server, made):
 # Refusals -------------------------------------------------------------------------------------------------------------
 
 
+VLLM = [
+    ({"version": {"version": "0.31.2"}}, "is vLLM 0.31.2, and 0.32 is supported", "of that version"),
+    ({"version": "sglang"}, "is no server of vLLM", "engine.kind: sglang"),
+    ({"updating": False}, "loads no adapters while it runs", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
+    ({"scales_out": False}, "takes no token ids (Scale-out endpoints are disabled.)", "--enable-scale-out"),
+    ({"models": []}, "serves no model", "vllm serve"),
+    ({"key": "secret"}, "asks for a key (Unauthorized)", "VLLM_API_KEY"),
+]
+OF_IT = {"version": "0.5.23", "enable_lora": True}
+SGLANG = [
+    ({"version": {**OF_IT, "version": "0.4.10"}}, "is SGLang 0.4.10, and 0.5 is supported", "of that version"),
+    ({"version": {"detail": "Not Found"}}, "is no server of SGLang", "engine.kind: vllm"),
+    ({"version": {**OF_IT, "enable_lora": None}}, "was started without adapters", "--enable-lora"),
+    ({"version": {**OF_IT, "dp_size": 2}}, "has 2 copies of the model", "--tp-size"),
+    ({"models": []}, "serves no model", "sglang.launch_server"),
+    ({"key": "secret"}, "asks for a key (Unauthorized)", "SGLANG_API_KEY"),
+]
+
+
 @pytest.mark.parametrize(
-    ("changes", "reason", "fix"),
-    [
-        ({"version": {"version": "0.31.2"}}, "is vLLM 0.31.2, and 0.32 is supported", "of that version"),
-        ({"version": "sglang"}, "is no server of vLLM", "SGLang"),
-        ({"updating": False}, "loads no adapters while it runs", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
-        ({"scales_out": False}, "takes no token ids (Scale-out endpoints are disabled.)", "--enable-scale-out"),
-        ({"models": []}, "serves no model", "vllm serve"),
-        ({"key": "secret"}, "asks for a key (Unauthorized)", "VLLM_API_KEY"),
-    ],
+    ("server", "changes", "reason", "fix"),
+    [(kind, *case) for kind, cases in ((FakeServer, VLLM), (FakeSglang, SGLANG)) for case in cases],
+    indirect=["server"],
 )
 def test_a_server_that_cannot_be_used_is_told_before_a_run(server, changes, reason, fix):
-    assert served_model(f"{server.url}/v1", VERSIONS) == ("0.32.0", "base", "/models/base", 256)
+    version = server.version["version"]
+    assert api_of(server, f"{server.url}/v1").facts() == (version, "base", "/models/base", 256)
     vars(server).update(changes)
-    field, why, do = refused(lambda: served_model(server.url, VERSIONS))
+    field, why, do = refused(api_of(server).facts)
     assert field == "engine.url" and reason in why and fix in do
 
 
 def test_a_server_that_is_not_there_is_told_and_a_key_of_the_environment_is_sent(server, monkeypatch):
     server.key = "secret"
-    monkeypatch.setitem(os.environ, "VLLM_API_KEY", "secret")
-    assert served_model(server.url, VERSIONS).name == "base"
+    monkeypatch.setitem(os.environ, f"{api_of(server).kind.upper()}_API_KEY", "secret")
+    assert api_of(server).facts().name == "base"
     server.close()
-    field, why, do = refused(lambda: served_model(server.url, VERSIONS))
+    field, why, do = refused(api_of(server).facts)
     assert field == "engine.url" and "no server answers at http://127.0.0.1:" in why and "refused" in why
-    assert "vllm serve" in do
+    assert api_of(server).start in do
 
 
-@pytest.mark.parametrize(
-    ("words", "field", "reason", "fix"),
-    [
-        (
-            "LoRA rank 4 is greater than max_lora_rank 2.",
-            "model.adapter.rank",
-            "has room for adapters of rank 2 at most",
-            "--max-lora-rank",
-        ),
-        ("LoRA is not enabled.", "engine.url", "started without adapters", "--enable-lora"),
-        ("No adapter found for /x", "engine.url", "does not see /", "run.folder"),
-        ("unexpected modules", "engine.url", "does not load the adapter: unexpected modules", "log"),
-    ],
-)
+ROOM = "LoRA adapter policy-v1 with rank 4 is incompatible with the current LoRA memory pool configuration."
+WORDS = [
+    (FakeServer, "LoRA rank 4 is greater than max_lora_rank 2.", "model.adapter.rank", "rank 2 at most", "--max-lora"),
+    (FakeServer, "LoRA is not enabled.", "engine.url", "started without adapters", "--enable-lora"),
+    (FakeServer, "No adapter found for /x", "engine.url", "does not see /", "run.folder"),
+    (FakeServer, "unexpected modules", "engine.url", "does not load the adapter: unexpected modules", "log"),
+    (FakeSglang, ROOM, "model.adapter.rank", "has no room for the adapter", "--lora-target-modules all"),
+    (FakeSglang, "Repo id must be in the form 'name': 'FOLDER'", "engine.url", "does not see /", "run.folder"),
+    (FakeSglang, "unexpected modules", "engine.url", "does not load the adapter: unexpected modules", "log"),
+]
+
+
+@pytest.mark.parametrize(("server", "words", "field", "reason", "fix"), WORDS, indirect=["server"])
 def test_an_adapter_that_it_does_not_load_is_told_at_the_start(server, made, words, field, reason, fix):
     server.refuses = words
     told = refused(made)
@@ -273,4 +347,4 @@ def test_another_model_and_log_probabilities_of_another_temperature_are_told_at_
     made(processed=True).close()
     server.processed = False
     field, why, fix = refused(lambda: made(processed=True))
-    assert field == "engine.url" and "temperature 1" in why and "processed_logprobs" in fix
+    assert field == "engine.url" and "temperature 1" in why and fix == api_of(server).at_temperature

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +16,11 @@ import torch
 
 from running import lines
 from stretto.engines.base import Request
+from stretto.engines.served.engine import ServedEngine
+from stretto.engines.served.probe import own_logprobs
+from stretto.engines.served.transport import ServerTransport
+from stretto.engines.served.vllm_api import VllmApi
 from stretto.engines.vllm.engine import VllmDeadlines, VllmSettings
-from stretto.engines.vllm.served_engine import ServedEngine
-from stretto.engines.vllm.server_http import served_model
-from stretto.engines.vllm.server_probe import own_logprobs
-from stretto.engines.vllm.server_transport import VllmServer
 from stretto.errors import RecipeError, WeightsError
 from stretto.models.load import load
 from stretto.models.source import locate
@@ -136,7 +135,7 @@ def test_three_steps_at_a_small_rate_and_a_server_that_dies_ends_the_run(server,
     assert run.returncode == 3 and "did not come back for 18 s" in error and "Traceback" not in error
 
 
-class Spoiled(VllmServer):
+class Spoiled(ServerTransport):
     """A server, with somebody on the way to it."""
 
     spoil = None
@@ -156,15 +155,15 @@ class Spoiled(VllmServer):
 def engine_on(url, model, room, **adapter):
     """An engine whose server somebody may spoil."""
     room.mkdir()
+    api = VllmApi(url, versions=VERSIONS)
+    settings = VllmSettings(
+        versions=VERSIONS, dtype=DTYPE, context=api.facts().context, cache_bytes=0, rank=8, device="cpu"
+    )
+    patience = VllmDeadlines(start=60, generate=60, publish=60, first=60)
+    policy = policy_of(model, Adapter(alpha=32.0, **adapter))
     return ServedEngine(
-        policy_of(model, Adapter(alpha=32.0, **adapter)), partial(Spoiled, url, versions=VERSIONS), name="vLLM",
-        room=room, processed=True,
-        settings=VllmSettings(
-            versions=VERSIONS, dtype=DTYPE, context=served_model(url, VERSIONS).context, cache_bytes=0, rank=8,
-            device="cpu",
-        ),
-        deadlines=VllmDeadlines(start=60, generate=60, publish=60, first=60),
-    )  # fmt: skip
+        policy, api, room=room, processed=True, settings=settings, deadlines=patience, transport=Spoiled
+    )
 
 
 def publish(engine, version, by):
@@ -198,12 +197,14 @@ def test_what_is_proved_of_a_server(server, model, tmp_path):
     assert cut.stop == "abort" and 0 < len(cut.tokens) < 900 and len(cut.logprobs) == len(cut.tokens)
     shutil.copytree(engine.room / engine.called, kept := tmp_path / "kept")
     engine.process.spoil = kept
-    with pytest.raises(WeightsError, match=r"after step 4, vLLM says .* under policy-v3-\w+, to the bit"):
+    with pytest.raises(WeightsError, match=r"after step 4, vLLM at \S+ says .* under policy-v3-\w+, to the bit"):
         publish(engine, 4, 1e-6)
     engine.process.spoil = None
     publish(engine, 5, 1e-6)
     engine.process.spoil = kept  # long before the update that it lacks
-    with pytest.raises(WeightsError, match=r"after step 6, vLLM (says .* to the bit|does not compute with policy-v6)"):
+    with pytest.raises(
+        WeightsError, match=r"after step 6, vLLM .* (says .* to the bit|does not compute with policy-v6)"
+    ):
         publish(engine, 6, 0.03)
     engine.process.spoil = None
     engine.close()
