@@ -33,7 +33,7 @@ class FakeServer:
             True,
             256,
         )
-        self.models, self.processed, self.refuses = ["base"], True, None
+        self.models, self.processed, self.refuses = ["/models/base"], True, None
         # What it has, what it was asked, and how it spoils what it is sent.
         self.adapters, self.requests, self.unloaded = {}, [], []
         self.takes = lambda name, tensors: tensors
@@ -55,11 +55,8 @@ class FakeServer:
             return 200, self.version
         if path == "/health":
             return 200, ""
-        cards = [
-            {"id": name, "root": f"/models/{name}", "parent": None, "max_model_len": self.context}
-            for name in self.models
-        ]
-        cards += [{"id": name, "root": root, "parent": "base"} for name, (root, _) in self.adapters.items()]
+        cards = [{"id": name, "root": name, "parent": None, "max_model_len": self.context} for name in self.models]
+        cards += [{"id": name, "root": root, "parent": self.models[0]} for name, (root, _) in self.adapters.items()]
         return 200, {"data": cards}
 
     def post(self, path, body):
@@ -67,6 +64,8 @@ class FakeServer:
             return 404, {"detail": "Not Found"}
         if path == "/inference/v1/generate" and not self.scales_out:
             return 403, {"error": {"message": "Scale-out endpoints are disabled."}}
+        if "/" in body.get("cache_salt", ""):  # as a model's folder has it
+            return 400, {"error": {"message": "Parameter 'cache_salt' must not contain '/'."}}
         if not body:
             return 400, {"error": {"message": "Field required"}}
         if path == "/v1/load_lora_adapter":

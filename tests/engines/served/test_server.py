@@ -305,7 +305,7 @@ SGLANG = [
 )
 def test_a_server_that_cannot_be_used_is_told_before_a_run(server, changes, reason, fix):
     version = server.version["version"]
-    assert api_of(server, f"{server.url}/v1").facts() == (version, "base", "/models/base", 256)
+    assert api_of(server, f"{server.url}/v1").facts() == (version, "/models/base", "/models/base", 256)
     vars(server).update(changes)
     field, why, do = refused(api_of(server).facts)
     assert field == "engine.url" and reason in why and fix in do
@@ -314,7 +314,7 @@ def test_a_server_that_cannot_be_used_is_told_before_a_run(server, changes, reas
 def test_a_server_that_is_not_there_is_told_and_a_key_of_the_environment_is_sent(server, monkeypatch):
     server.key = "secret"
     monkeypatch.setitem(os.environ, f"{api_of(server).kind.upper()}_API_KEY", "secret")
-    assert api_of(server).facts().name == "base"
+    assert api_of(server).facts().name == "/models/base"
     server.close()
     field, why, do = refused(api_of(server).facts)
     assert field == "engine.url" and "no server answers at http://127.0.0.1:" in why and "refused" in why

@@ -70,7 +70,7 @@ class VllmApi:
             "detokenize": False,
             "stream_interval": EVERY_WATCHED if asked["watched"] else EVERY,
         }
-        return {**_of(asked["tokens"], adapter), "sampling_params": params, "stream": True}
+        return {**_of(asked["tokens"], adapter, adapter), "sampling_params": params, "stream": True}
 
     def pieces(self, told: Mapping[str, Any], question: Mapping[str, Any], have: int) -> Iterator[Piece]:
         """What has come since the last."""
@@ -85,7 +85,7 @@ class VllmApi:
         """Log-probabilities of the prompt, too."""
         params = {"temperature": temperature, "max_tokens": more, "seed": 0, "ignore_eos": True, "detokenize": False}
         asked = {**params, "prompt_logprobs": 0, "logprobs": 0}
-        return {**_of(tokens, adapter or model), "sampling_params": asked}
+        return {**_of(tokens, adapter or model, adapter or "base"), "sampling_params": asked}
 
     def scored(self, told: Mapping[str, Any], tokens: Sequence[int]) -> ProbeReply:
         """Each token's own."""
@@ -114,5 +114,5 @@ class VllmApi:
         )
 
 
-def _of(tokens: Sequence[int], model: str) -> dict[str, Any]:
-    return {"model": model, "token_ids": list(tokens), "cache_salt": model}
+def _of(tokens: Sequence[int], model: str, salt: str) -> dict[str, Any]:
+    return {"model": model, "token_ids": list(tokens), "cache_salt": salt}
