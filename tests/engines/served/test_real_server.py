@@ -126,13 +126,13 @@ def test_three_steps_at_a_small_rate_and_a_server_that_dies_ends_the_run(server,
     assert [row["weights/version"] for row in rows] == [1, 2, 3]
     assert max(row["kl/engine_trainer"] for row in rows) < 0.01
     assert adapters_on(url) == 0 and not list(folder.glob("adapters-*"))
-    later = ["run.steps=99", "deadlines.start=20", "--allow", "run.steps", "--allow", "deadlines.start"]
+    later = ["run.steps=99", "deadlines.start=40", "--allow", "run.steps", "--allow", "deadlines.start"]
     run = stretto("resume", folder, *later)
     while len(steps_of(folder)) < 4 and run.poll() is None:
         time.sleep(0.2)
     stopped(process)
     _, error = run.communicate()
-    assert run.returncode == 3 and "did not come back for 18 s" in error and "Traceback" not in error
+    assert run.returncode == 3 and "did not come back for 36 s" in error and "Traceback" not in error
 
 
 class Spoiled(ServerTransport):
