@@ -1,7 +1,7 @@
 """The records that travel through a step, in the order in which they are made.
 
     prompts -> collect -> score -> credit -> pack -> accumulate -> apply -> publish
-    Prompt     Trajectory  Group    Sample    (train.packing.MicroBatch)     Weights
+    Prompt     Trajectory  Group    Sample    (packing.MicroBatch)           Weights
 
 All are frozen: a stage makes a new record, it never edits the previous one. Nothing here imports torch; token arrays
 are numpy. The packed tensors of a micro-batch live in `stretto.training.packing`, the only record that needs torch.

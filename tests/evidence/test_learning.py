@@ -21,7 +21,8 @@ def verdicts(steps, *cases):
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_the_tiny_recipe_learns_from_its_reward_and_from_nothing_else():
-    found = verdicts(120, "grpo", "coin") | verdicts(20, "frozen")  # where nothing moves, more steps say no more
+    # Where nothing moves, fewer steps say as much.
+    found = verdicts(120, "grpo") | verdicts(40, "coin") | verdicts(20, "frozen")
     assert found["grpo"] == "learns"
     assert found["frozen"] == "flat"
     # A single throw of the coin may leave its interval by a hair; it must never look like learning.

@@ -91,6 +91,9 @@ def test_its_base_is_found_after_the_run_was_moved(run, tmp_path):
     shutil.rmtree(tmp_path / "moved" / "base")
     with pytest.raises(RecipeError, match="is an adapter of /nowhere/base, and there is no"):
         locate(str(saved), tmp_path)
+    edited(saved / "adapter_config.json", base_model_name_or_path=str(saved))
+    with pytest.raises(RecipeError, match="is an adapter of an adapter"):
+        locate(str(saved), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,12 @@ def test_the_context_goes_by_several_names(tmp_path, settings, context):
     assert facts(locate("model", tmp_path)).context == context
 
 
+@pytest.mark.parametrize(("count", "mixture"), [(1, False), (None, False), (4, True), ([1, 1], False), ([1, 4], True)])
+def test_a_model_whose_layers_have_several_experts_is_a_mixture(tmp_path, count, mixture):
+    model_folder(tmp_path / "model", num_experts=count)
+    assert facts(locate("model", tmp_path)).mixture == mixture
+
+
 @pytest.mark.parametrize("text", ["", "[1]", "{}", '{"model_type": 3}', "{", "\xff", "[" * 100_000])
 def test_a_config_that_is_none_is_refused(tmp_path, text):
     (tmp_path / "model").mkdir()

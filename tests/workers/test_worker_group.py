@@ -17,7 +17,7 @@ from stretto.workers import checkpoints
 from stretto.workers import deadlines as patience
 from stretto.workers import worker_group as worker_groups
 from stretto.workers.deadlines import CallDeadlines, opened
-from stretto.workers.launchers.inprocess import ThreadWorker
+from stretto.workers.launchers.inprocess import ThreadLauncher, ThreadWorker
 from stretto.workers.model_updates import ModelUpdates
 from stretto.workers.process_group import ProcessGroup, reach
 from stretto.workers.shared_folder import SavedFiles
@@ -535,3 +535,24 @@ class Assigned:
 
     device: str
     torch_device = CPU
+
+
+def test_a_worker_that_nobody_waits_for_any_more_is_closed_when_it_is_made():
+    """What it has started elsewhere, such as an engine's process, would go on otherwise."""
+    made, closed = threading.Event(), threading.Event()
+
+    class Slow:
+        def __init__(self, assignment):
+            made.wait(20)
+
+        def close(self):
+            closed.set()
+
+    async def scenario():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(ThreadLauncher(Slow).start(Assigned(DEVICES[0])), 0.05)
+
+    asyncio.run(scenario())
+    assert not closed.is_set()
+    made.set()
+    assert closed.wait(20)

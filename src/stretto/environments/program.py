@@ -36,7 +36,7 @@ SHOWN = 2000
 def executable(name: str, root: Path) -> str | None:
     """The program of this name: in `root`, beside the Python that runs this, or on PATH; none if there is none."""
     mine = (root / name).absolute()
-    if mine.is_file() and os.access(mine, os.X_OK):
+    if os.path.isfile(mine) and os.access(mine, os.X_OK):
         return str(mine)
     places = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
     return shutil.which(name, path=places) if os.path.dirname(name) == "" else shutil.which(name)

@@ -74,7 +74,7 @@ class Policy:
     @property
     def context(self) -> int:
         """Longest sequence it was made for."""
-        return int(getattr(self.network.config, "max_position_embeddings", 1 << 30))
+        return int(getattr(self.network.config.get_text_config(), "max_position_embeddings", None) or 1 << 30)
 
     @property
     def stop_tokens(self) -> frozenset[int]:
@@ -107,7 +107,7 @@ class Policy:
     def head(self) -> Head:
         """What turns hidden states into logits."""
         module = self.network.get_output_embeddings()
-        softcap = getattr(self.network.config, "final_logit_softcapping", None)
+        softcap = getattr(self.network.config.get_text_config(), "final_logit_softcapping", None)
         return Head(weight=module.weight, bias=getattr(module, "bias", None), softcap=softcap)
 
     def reads(self, conversation: Conversation) -> NDArray[np.int64]:

@@ -111,10 +111,7 @@ def locate(name: str, root: Path) -> ModelFiles:
     """
     if name == "scratch":
         return ModelFiles(kind="scratch", name=name, folder=None, file=None)
-    if name.startswith("package:"):
-        return _at(name, _in_package(name))
-    given = os.path.expanduser(name)
-    path = next((place for place in (root / given, Path.cwd() / given) if os.path.exists(place)), root / given)
+    path = _place(name, root)
     if os.path.exists(path) or name.endswith(".gguf") or name.startswith((".", "/", "~")):
         return _at(name, path)
     if not HUB_ID.fullmatch(name):
@@ -167,6 +164,14 @@ def cached_config(name: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
+def _place(name: str, root: Path) -> Path:
+    """Where a name leads, if it is one of files."""
+    if name.startswith("package:"):
+        return _in_package(name)
+    given = os.path.expanduser(name)
+    return next((place for place in (root / given, Path.cwd() / given) if os.path.exists(place)), root / given)
+
+
 def _at(name: str, path: Path) -> ModelFiles:
     """A folder or a file of the user's own."""
     if os.path.isdir(path):
@@ -191,12 +196,13 @@ def _adapted(name: str, folder: Path) -> ModelFiles:
     own = folder.resolve().parents[1] / "base" if len(folder.resolve().parts) > 3 else folder / "base"
     given = str(own) if not os.path.exists(adapter.base) and (own / "config.json").is_file() else adapter.base
     try:
-        base = locate(given, folder)
+        twice = is_adapter(_place(given, folder))  # looked at first: it may be an adapter of itself
+        base = None if twice else locate(given, folder)
     except RecipeError as error:
         reason = f"{name} is an adapter of {adapter.base}, and {error.problems[0].reason}"
         fix = f"put that model there, or correct base_model_name_or_path in {folder / 'adapter_config.json'}"
         raise RecipeError.of(FIELD, reason, fix) from None
-    if base.adapter is not None:
+    if base is None:
         fix = "merge one into the other first"
         raise RecipeError.of(FIELD, f"{name} is an adapter of an adapter, {adapter.base}", fix)
     return replace(base, adapter=adapter)
@@ -241,8 +247,13 @@ def _read_config(name: str, path: Path) -> ModelFacts:
         context=context,
         architectures=tuple(map(str, named)) if isinstance(named, list) else (),
         labels=len(labels) if isinstance(labels, dict) else None,
-        mixture=any((part.get(key) or 0) > 1 for part in sections for key in EXPERT_KEYS),
+        mixture=any(_most(part.get(key)) > 1 for part in sections for key in EXPERT_KEYS),
     )
+
+
+def _most(count: int | list[int] | None) -> int:
+    """The highest of what may be told for each layer."""
+    return max(count, default=0) if isinstance(count, list) else count or 0
 
 
 def refuse_packed(name: str, quantised: object) -> None:

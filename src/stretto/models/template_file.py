@@ -23,7 +23,7 @@ def template_path(task: TaskSection, root: Path) -> Path | None:
         return None
     given = os.path.expanduser(task.chat_template)
     for place in (root / given, Path.cwd() / given):
-        if place.is_file():
+        if os.path.isfile(place):
             return place
     raise RecipeError.of(FIELD, f"there is no file {root / given}", "correct the path; it is relative to the recipe")
 

@@ -117,8 +117,9 @@ class WorkerSpec:
         """Roles that read the policy in full: not those that train slices of it, nor a reference that is a copy or a
         teacher, nor an engine that has one, or parts of one."""
         elsewhere = set()
-        if self.lane is not None or isinstance(self.recipe.engine, ApartEngineSection):  # it has weights of its own
-            elsewhere.add("generate")
+        engine = self.recipe.engine
+        if self.lane is not None or (isinstance(engine, ApartEngineSection) and engine.url is None):
+            elsewhere.add("generate")  # its weights are its own; beside a server the policy is what it is compared with
         if "train" in self.slices:
             elsewhere.add("train")
         if self.recipe.model.adapter is None or self.recipe.roles.teacher is not None:

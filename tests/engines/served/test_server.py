@@ -10,7 +10,9 @@ import torch
 from fake_server import FakeServer, FakeSglang
 from stretto.engines.base import Request
 from stretto.engines.served.engine import ServedEngine
+from stretto.engines.served.http_calls import HttpReply
 from stretto.engines.served.sglang_api import SglangApi
+from stretto.engines.served.transport import ServerTransport
 from stretto.engines.served.vllm_api import VllmApi
 from stretto.engines.vllm.engine import VllmDeadlines, VllmSettings
 from stretto.engines.vllm.request_rows import row_of
@@ -294,6 +296,7 @@ SGLANG = [
     ({"version": {**OF_IT, "enable_lora": None}}, "was started without adapters", "--enable-lora"),
     ({"version": {**OF_IT, "dp_size": 2}}, "has 2 copies of the model", "--tp-size"),
     ({"models": []}, "serves no model", "sglang.launch_server"),
+    ({"get": lambda path: (200, OF_IT | {"data": None})}, "serves no model", "sglang.launch_server"),
     ({"key": "secret"}, "asks for a key (Unauthorized)", "SGLANG_API_KEY"),
 ]
 
@@ -313,8 +316,13 @@ def test_a_server_that_cannot_be_used_is_told_before_a_run(server, changes, reas
 
 def test_a_server_that_is_not_there_is_told_and_a_key_of_the_environment_is_sent(server, monkeypatch):
     server.key = "secret"
-    monkeypatch.setitem(os.environ, f"{api_of(server).kind.upper()}_API_KEY", "secret")
+    variable = f"{api_of(server).kind.upper()}_API_KEY"
+    monkeypatch.setitem(os.environ, variable, "secret\n")  # as files of secrets end
     assert api_of(server).facts().name == "/models/base"
+    monkeypatch.setitem(os.environ, variable, "hid\nden")
+    field, why, do = refused(lambda: api_of(server))
+    assert variable in why and "HTTP does not send" in why and "den" not in f"{why} {do}"
+    monkeypatch.setitem(os.environ, variable, "secret")
     server.close()
     field, why, do = refused(api_of(server).facts)
     assert field == "engine.url" and "no server answers at http://127.0.0.1:" in why and "refused" in why
@@ -322,6 +330,18 @@ def test_a_server_that_is_not_there_is_told_and_a_key_of_the_environment_is_sent
 
 
 ROOM = "LoRA adapter policy-v1 with rank 4 is incompatible with the current LoRA memory pool configuration."
+
+
+@pytest.mark.parametrize("told", [None, [], "fine", {}, {"prompt_logprobs": None, "meta_info": None}])
+def test_an_answer_of_another_form_is_told_as_one(server, monkeypatch, told):
+    transport = ServerTransport(api_of(server))
+    monkeypatch.setattr(transport.http, "ask", lambda *asked, **more: HttpReply(200, told))
+    with pytest.raises(EngineError, match=r"does not answer score as .*\n    fix: name the server itself"):
+        transport.call("score", 1.0, tokens=[1, 2], adapted=False, more=0, temperature=1.0)
+    with pytest.raises(EngineError, match="any more"):
+        transport.call("version", 1.0)
+
+
 WORDS = [
     (FakeServer, "LoRA rank 4 is greater than max_lora_rank 2.", "model.adapter.rank", "rank 2 at most", "--max-lora"),
     (FakeServer, "LoRA is not enabled.", "engine.url", "started without adapters", "--enable-lora"),

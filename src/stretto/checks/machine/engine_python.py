@@ -93,7 +93,7 @@ def engine_is_there(setting: MachineCheck) -> Check | None:
     if setting.recipe is None or not isinstance(section := setting.recipe.engine, ApartEngineSection):
         return None
     if section.url is not None:
-        return server_can_be_used(server_api(section, section.url))
+        return server_can_be_used(section, section.url)
     assert isinstance(section, VllmEngineSection)
     try:
         python = engine_python(section, setting.root)
@@ -114,9 +114,10 @@ def engine_is_there(setting: MachineCheck) -> Check | None:
     return Check(name="engine", ok=True, text=f"vLLM {version} is in {python.parent.parent}")
 
 
-def server_can_be_used(api: ServerApi) -> Check:
+def server_can_be_used(section: ApartEngineSection, url: str) -> Check:
     """A server of the user's is there, has a version that works, and was started with what a run needs."""
     try:
+        api = server_api(section, url)
         served = api.facts()
     except RecipeError as error:
         (problem,) = error.problems

@@ -18,7 +18,7 @@ from stretto.types import Prompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookups:
-    """What rules ask of rooms that `config` must not import; the command line hands them in."""
+    """What rules ask of rooms that `checks.rules` must not import; the command line hands them in."""
 
     task: Callable[[TaskSection, Path, int], tuple[Sequence[Prompt], Sequence[Problem], bool]]
     """The first prompts of a task (about so many), what is wrong with it, and whether these are all that there are;

@@ -59,7 +59,7 @@ def adapter_can_go_on(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
 def lengths_are_recorded(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """The run that lengths are taken from is there."""
     run = recipe.batch.lengths.from_run if recipe.batch.lengths and scene.training else None
-    if run is not None and not any((place / "samples").is_dir() for place in (scene.root / run, Path(run))):
+    if run is not None and not any(os.path.isdir(place / run / "samples") for place in (scene.root, Path.cwd())):
         reason = f"{run} is no folder of a run with samples"
         yield Problem(field="batch.lengths.from_run", reason=reason, fix="name a run, such as runs/tiny-001")
 

@@ -19,11 +19,12 @@ def server_can_be_used(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]
     engine = recipe.engine
     if not isinstance(engine, ApartEngineSection) or (url := engine.url) is None:
         return
-    parts, ours = urlsplit(url), isinstance(engine, VllmEngineSection)
+    ours = isinstance(engine, VllmEngineSection)
     leave = "leave engine.url out, and the run starts vLLM itself" if ours else "use engine.kind: native"
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+    if not _is_address(url):
         fix = f"write http://host:port; a key belongs into the variable {engine.kind.upper()}_API_KEY"
-        yield Problem(field="engine.url", reason=f"{url} is no address of a server", fix=fix)
+        shown = url.rpartition("@")[2]  # without a password
+        yield Problem(field="engine.url", reason=f"{shown} is no address of a server", fix=fix)
     if recipe.model.adapter is None:
         reason = (
             "a server of your own is sent adapters only: all weights over HTTP could be neither sent nor proved here"
@@ -45,6 +46,17 @@ def server_can_be_used(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]
         if value is not None:
             reason = "has no effect beside engine.url: whoever started the server has said it"
             yield Problem(field=f"engine.{key}", reason=reason, fix="leave it out")
+
+
+def _is_address(url: str) -> bool:
+    """Whether a server can be asked there, and everybody may see where."""
+    try:
+        parts = urlsplit(url)
+        host = (parts.hostname or "").encode("idna")
+        named = bool(host) and parts.port != 0
+    except ValueError:  # brackets that do not close, a port that is no number, an empty part of a name
+        return False
+    return named and parts.scheme in ("http", "https") and "@" not in parts.netloc and not parts.query
 
 
 def _devices(section: Placement) -> int:

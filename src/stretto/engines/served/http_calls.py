@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+
+from stretto.errors import RecipeError
 
 LOOK = 10.0
 """Seconds for what a server answers at once."""
@@ -31,6 +33,12 @@ class HttpReply(NamedTuple):
         return self.told if isinstance(self.told, Mapping) else {}
 
     @property
+    def cards(self) -> Sequence[Mapping[str, Any]]:
+        """The models that a server lists."""
+        listed = self.fields.get("data")
+        return [card for card in listed if isinstance(card, Mapping) and "id" in card] if listed else []
+
+    @property
     def words(self) -> str:
         """What a server says of why it did not do something."""
         told = self.told
@@ -50,7 +58,7 @@ class HttpCalls:
         self.kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         self.place, self.prefix = parts.netloc, parts.path
         self.headers = {"Connection": "close", "Content-Type": "application/json"}
-        if secret := os.environ.get(key):
+        if secret := _secret(key):
             self.headers["Authorization"] = f"Bearer {secret}"
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None, *, seconds: float) -> HttpReply:
@@ -75,6 +83,15 @@ class HttpCalls:
         data = None if body is None else json.dumps(body).encode()
         connection.request("GET" if data is None else "POST", self.prefix + path, data, self.headers)
         return connection.getresponse()
+
+
+def _secret(variable: str) -> str:
+    """The key that a variable has, without the end of line that files of secrets end with. It is never shown."""
+    secret = os.environ.get(variable, "").strip()
+    if not (secret.isascii() and secret.isprintable()):
+        reason = f"the key in {variable} has characters that HTTP does not send"
+        raise RecipeError.of("engine.url", reason, f"set {variable} to the key alone")
+    return secret
 
 
 def read_reply(status: int, text: str) -> HttpReply:

@@ -134,8 +134,7 @@ def refuse_without_key(api: ServerApi, reply: HttpReply, key: str) -> None:
 
 def base_model(api: ServerApi, models: HttpReply, number: str) -> ServerFacts:
     """The model that adapters are for; a RecipeError if there is none."""
-    cards = models.fields.get("data", [])
-    base = next((card for card in cards if not card.get("parent")), None)
+    base = next((card for card in models.cards if not card.get("parent")), None)
     if base is None:
         reason = f"{api.http.url} serves no model ({models.words})"
         raise RecipeError.of(FIELD, reason, f"start it with one: {api.start}")

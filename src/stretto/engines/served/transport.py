@@ -92,6 +92,10 @@ class ServerTransport:
             raise DeadlineError(f"{why}\n    fix: see the server's log, or raise deadlines.publish") from None
         except (OSError, HTTPException) as error:
             raise EngineDiedError(f"{self.http.url} does not answer: {reason_of(error)}") from error
+        except (LookupError, TypeError, ValueError) as error:  # such as a gateway's, which leaves fields out
+            why = f"{self.http.url} does not answer {what} as {self.api.kind} does ({reason_of(error)})"
+            fix = "name the server itself in engine.url, not what stands before it"
+            raise EngineError(f"{why}\n    fix: {fix}") from error
         return told
 
     def start(self, patience: float, /) -> dict[str, Any]:
@@ -227,11 +231,12 @@ class ServerTransport:
 
     def version(self, patience: float, /) -> dict[str, Any]:
         """Under which name the server has the adapter that was sent last, by its own word."""
-        cards = self.http.ask(MODELS, seconds=patience).fields.get("data", [])
+        cards = self.http.ask(MODELS, seconds=patience).cards
         found = next((card for card in cards if card["id"] == self.name), None)
         if found is None:  # such as one that was restarted
             raise EngineDiedError(f"{self.http.url} has no {self.name} any more")
-        return {"version": self.name if found["root"] == self.folder else f"{self.name} of {found['root']}"}
+        root = found.get("root")
+        return {"version": self.name if root == self.folder else f"{self.name} of {root}"}
 
     def score(
         self, patience: float, /, *, tokens: Sequence[int], adapted: bool, more: int, temperature: float

@@ -22,7 +22,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from stretto.engines.base import Completion, Request
-from stretto.engines.vllm.memory_folder import new_folder, no_room
+from stretto.engines.vllm.memory_folder import new_folder, no_room, remove_folder
 from stretto.engines.vllm.process import EngineTransport
 from stretto.engines.vllm.published import (
     adapted_names,
@@ -290,7 +290,7 @@ class VllmEngine:
         """Leaves no process and no file behind."""
         if self.process is not None:
             self.process.close()
-        shutil.rmtree(self.room, ignore_errors=True)
+        remove_folder(self.room)
 
     def _call(self, what: str, seconds: float, /, **arguments: Any) -> dict[str, Any]:
         assert self.process is not None

@@ -24,7 +24,7 @@ PREFIX, LOCK = "stretto-engine-", "owner.lock"
 """How folders are called, and the file in each that its owner holds a lock of."""
 
 _held: dict[Path, int] = {}
-"""Folder -> descriptor of its lock, open as long as this process lives."""
+"""Folder -> descriptor of its lock, open as long as it is used or this process lives."""
 
 
 def new_folder(size: int) -> Path:
@@ -34,7 +34,7 @@ def new_folder(size: int) -> Path:
     """
     places = [place for place in (SHARED, Path(tempfile.gettempdir())) if os.access(place, os.W_OK)]
     for left in (each for place in places for each in place.glob(f"{PREFIX}*")):
-        with suppress(OSError):  # it is in use, was just made, or is somebody else's
+        with suppress(OSError):  # it is in use, or somebody else's
             os.close(_locked(left / LOCK, os.O_RDWR))
             shutil.rmtree(left, ignore_errors=True)
     free = {place: shutil.disk_usage(place).free for place in places}
@@ -43,9 +43,18 @@ def new_folder(size: int) -> Path:
         told = " and ".join(f"{place} has {room / GB:.2f} GB" for place, room in free.items())
         reason = f"weights go to vLLM by way of files of {size / GB:.2f} GB, and {told or 'no folder is writable'}"
         raise RecipeError.of("engine.kind", reason, no_room(size))
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
-    _held[folder] = _locked(folder / LOCK, os.O_RDWR | os.O_CREAT)
+    begun = Path(tempfile.mkdtemp(prefix=f".{PREFIX}{os.getpid()}-", dir=place))  # nobody looks for it yet
+    lock = _locked(begun / LOCK, os.O_RDWR | os.O_CREAT)
+    folder = begun.rename(place / begun.name[1:])
+    _held[folder] = lock
     return folder
+
+
+def remove_folder(folder: Path) -> None:
+    """Leaves nothing of it behind."""
+    if (lock := _held.pop(folder, None)) is not None:
+        os.close(lock)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def no_room(size: int) -> str:

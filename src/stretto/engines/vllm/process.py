@@ -39,6 +39,9 @@ SHOWN = 12
 SEND = 30
 """Seconds for a question to be taken in; one that does not fit the socket's buffer waits for whoever reads it."""
 
+LONGEST = 1e6
+"""Seconds of a wait, of which the system has no longer ones."""
+
 KEYS = {"start": "deadlines.start", **dict.fromkeys(("submit", "step", "abort"), "deadlines.generate")}
 """Question -> the key of its deadline; that of others, which are about weights, is deadlines.publish."""
 
@@ -100,7 +103,7 @@ class EngineProcess:
         since = time.monotonic()
         try:
             self.connection.send_bytes(json.dumps({"call": what, **arguments}).encode())
-            if not self.connection.poll(seconds):
+            if not self.connection.poll(min(seconds, LONGEST)):
                 raise BlockingIOError
             answer: dict[str, Any] = json.loads(self.connection.recv_bytes())
         except BlockingIOError:

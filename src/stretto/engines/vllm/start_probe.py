@@ -6,13 +6,15 @@ DeepSeek's positions otherwise on a CPU, for example, and says nothing.
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from stretto.engines.base import Request
 from stretto.engines.served.probe import ALLOWED, MOST, ProbeAnswer, own_logprobs, probe_tokens
 from stretto.engines.vllm.engine import VllmEngine
 from stretto.engines.vllm.engine_args import NATIVE
-from stretto.errors import RecipeError
+from stretto.errors import DeadlineError, RecipeError
 
 
 def refuse_other_results(engine: VllmEngine) -> None:
@@ -22,8 +24,12 @@ def refuse_other_results(engine: VllmEngine) -> None:
     context = (probe_tokens(policy) or list(range(len(policy.tokenizer))))[:most]
     probe = Request(key=0, tokens=np.array(context), max_new_tokens=most, stop=frozenset(), temperature=1.0)
     engine.submit([probe])
+    patience = engine.patience.first
+    end = time.monotonic() + patience
     while not (done := engine.step(1.0)):
-        pass
+        if time.monotonic() > end:
+            why = f"vLLM has not written {most} tokens within {patience:.0f} s"
+            raise DeadlineError(f"{why}\n    fix: raise deadlines.start")
     (said,) = done
     trained = own_logprobs(policy, [*context, *said.tokens.tolist()])[-most:]
     answer = ProbeAnswer(name=engine.called, engine=said.logprobs, trainer=trained)

@@ -30,9 +30,7 @@ from stretto.engines.native.sampling import draw_from
 from stretto.kernels.cpu.packed_linear import PackedSteps, packs
 from stretto.kernels.cuda.graph_cache import Graph, Outputs, Recordings, Tape
 from stretto.models.load import Policy
-
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Settings of models whose layers choose among experts."""
+from stretto.models.plausible import EXPERT_KEYS
 
 
 def steps_for(policy: Policy, most: int, *, graphs: bool = False) -> Steps:
@@ -41,7 +39,7 @@ def steps_for(policy: Policy, most: int, *, graphs: bool = False) -> Steps:
     config = policy.network.config.get_text_config()
     if packs(policy):
         return PackedSteps(policy)
-    if not graphs or policy.device.type != "cuda" or any(getattr(config, name, None) for name in EXPERTS):
+    if not graphs or policy.device.type != "cuda" or any(getattr(config, name, None) for name in EXPERT_KEYS):
         return Steps(policy)
     return RecordedSteps(policy, most=most, tape=Graph)
 

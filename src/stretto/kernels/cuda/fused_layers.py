@@ -131,6 +131,9 @@ class _FusedGated(Fused):
     def forward(self, states: Tensor) -> Tensor:
         """As its class, with one kernel between its products."""
         layer: Any = self
+        if not states.is_cuda:  # it lies in host memory while others use the device
+            own: Tensor = super().forward(states)
+            return own
         result: Tensor = layer.down_proj(_GatedKernel.apply(layer.gate_proj(states), layer.up_proj(states)))
         return result
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -93,6 +94,11 @@ class ThreadWorker:
         finally:
             self.thread.shutdown()
 
+    def abandon(self) -> None:
+        """Closes it when it is made, if that ever happens: nobody waits for it any more."""
+        self.thread.submit(self._call, "close")
+        self.thread.shutdown()
+
 
 class ThreadLauncher:
     """Workers in threads of this process."""
@@ -108,7 +114,11 @@ class ThreadLauncher:
     async def start(self, assignment: WorkerSpec) -> ThreadWorker:
         """A worker in a new thread; loading begins at once."""
         member = ThreadWorker(assignment, self.make)
-        await asyncio.wrap_future(member.made)
+        try:
+            await asyncio.wrap_future(member.made)
+        except BaseException:
+            member.abandon()
+            raise
         return member
 
     def store(self) -> Store:
@@ -151,9 +161,10 @@ def processes(
     with suppress(PackageNotFoundError):  # built from source, perhaps
         if too_old(there := version("ray")):
             raise RecipeError.of("placement", TOO_OLD.format(there), f"pip install 'ray>={RAY}'")
-    from stretto.workers.launchers.ray import RayLauncher
+    since = time.monotonic()
+    from stretto.workers.launchers.ray import RayLauncher  # which takes seconds, of those that are left
 
-    return RayLauncher(devices, seconds=seconds, make=make, kinds=kinds)
+    return RayLauncher(devices, seconds=seconds - (time.monotonic() - since), make=make, kinds=kinds)
 
 
 def launcher_for(
