@@ -44,7 +44,7 @@ class Deadly(RayLauncher):
 
 @pytest.mark.parametrize(
     "calls",
-    [("generate", "score", "accumulate"), ("loss_counters", "reduce"), ("apply", "engine_weights")],
+    [("generate", "score"), ("accumulate",), ("loss_counters", "reduce"), ("apply", "engine_weights")],
     ids=" then ".join,
 )
 def test_a_worker_that_is_killed_is_made_again_and_the_steps_have_the_same_result(calls, recipe):
