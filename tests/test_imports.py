@@ -88,7 +88,7 @@ ARROWS = {
     | {"training.packing", "training.whitening", "workers.api", "workers.launchers.inprocess", "workers.models"}
     | {"workers.stacks", "workers.vllm", "workers.worker", "workers.worker_group", "workers.worker_spec"}
     # What a publish sends is counted where it passes.
-    | {"engines.vllm.engine", "engines.vllm.process", "weights.carrier"},
+    | {"engines.apart", "engines.vllm.engine", "weights.carrier"},
     "deploy": BASE | {"placement", "storage.atomic"},
     "export": BASE
     | {"engines.base", "engines.native.engine", "environments.base", "environments.chat", "environments.render"}
@@ -115,6 +115,7 @@ FILES = {
     "kernels.cuda.decode_graphs": BASE | {"kernels", "models", "engines.native"},
     "engines.native.engine": BASE | {"engines", "models", "kernels", "training.packing"},
     # An engine with weights of its own says itself where they are not those that were published.
+    "engines.apart": BASE | {"engines", "models", "weights"},
     "engines.vllm.engine": BASE | {"engines", "models", "weights"},
     "engines.served.engine": BASE | {"engines", "models", "weights"},
     "engines.vllm.published": BASE | {"engines", "models", "weights"},

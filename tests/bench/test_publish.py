@@ -13,7 +13,8 @@ from stretto.bench.publish_rows import publish_rows
 from stretto.bench.publishing import PublishWorker, publish
 from stretto.bench.run import BENCHES, BenchRequest, measure
 from stretto.cli.main import main
-from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
+from stretto.engines.apart import EngineDeadlines
+from stretto.engines.vllm.engine import VllmEngine, VllmSettings
 from stretto.errors import StrettoError
 from stretto.workers.launchers.inprocess import ThreadLauncher
 
@@ -26,7 +27,7 @@ def fake_vllm(policy, spoil=None):
         versions=("0.32",), dtype="bfloat16", context=64, cache_bytes=1 << 20,
         rank=None if policy.adapted is None else 16, device="cpu",
     )  # fmt: skip
-    patience = VllmDeadlines(start=9.0, generate=9.0, publish=9.0, first=9.0)
+    patience = EngineDeadlines(start=9.0, generate=9.0, publish=9.0, first=9.0)
     return VllmEngine(policy, lambda: FakeHost(spoil), name="vLLM", settings=settings, deadlines=patience)
 
 

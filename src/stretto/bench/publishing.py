@@ -21,8 +21,8 @@ from stretto.bench.cells import MOVING
 from stretto.bench.jobs import Job, JobResult
 from stretto.bench.ours import recipe_of
 from stretto.bench.prepare import PreparedPrompt, read_prompts
+from stretto.engines.apart import EngineTransport
 from stretto.engines.vllm.engine import VllmEngine
-from stretto.engines.vllm.process import EngineTransport
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.plan import Plan
 from stretto.planner.candidate import Candidate

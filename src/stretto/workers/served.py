@@ -7,7 +7,6 @@ from pathlib import Path
 
 from stretto.checks.machine.engine_python import server_api
 from stretto.engines.served.engine import ServedEngine
-from stretto.engines.vllm.engine import VllmSettings
 from stretto.models.load import Policy
 from stretto.recipe.schema import ApartEngineSection
 from stretto.workers.vllm import logs_of, patience_of
@@ -24,14 +23,7 @@ def served_engine(policy: Policy, section: ApartEngineSection, url: str, spec: W
         policy,
         api,
         room=room,
-        settings=VllmSettings(
-            versions=(served.version,),
-            dtype=str(policy.dtype).removeprefix("torch."),
-            context=min(policy.context, served.context),
-            cache_bytes=0,
-            rank=policy.adapted.peft_config["default"].r,
-            device=spec.torch_device.type,
-        ),
+        context=min(policy.context, served.context),
         deadlines=patience_of(spec),
         processed=spec.recipe.engine.temperature != 1.0,
     )

@@ -14,11 +14,12 @@ import torch
 
 from stretto import host_memory
 from stretto.checks.machine.engine_python import VLLM, engine_python
+from stretto.engines.apart import EngineDeadlines, EngineTransport
 from stretto.engines.native.admission import CACHE_SHARE
 from stretto.engines.native.cache import memory_of, token_bytes
-from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
+from stretto.engines.vllm.engine import VllmEngine, VllmSettings
 from stretto.engines.vllm.engine_args import NATIVE
-from stretto.engines.vllm.process import PROGRAM, EngineProcess, EngineTransport
+from stretto.engines.vllm.process import PROGRAM, EngineProcess
 from stretto.engines.vllm.published import base_sizes
 from stretto.engines.vllm.start_probe import refuse_other_results
 from stretto.errors import RecipeError
@@ -75,11 +76,11 @@ def refuse_layers(policy: Policy, device: torch.device) -> None:
         raise RecipeError.of("model.adapter.targets", reason, fix)
 
 
-def patience_of(spec: WorkerSpec) -> VllmDeadlines:
+def patience_of(spec: WorkerSpec) -> EngineDeadlines:
     """How long vLLM may take."""
     given = spec.recipe.deadlines
     left = given.start if spec.start_by is None else max(1.0, spec.start_by - time.time())
-    return VllmDeadlines(
+    return EngineDeadlines(
         start=EARLIER * given.start,
         generate=EARLIER * given.generate,
         publish=EARLIER * given.publish,

@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from running import lines
+from stretto.engines.apart import EngineDeadlines
 from stretto.engines.base import Request
 from stretto.engines.served.engine import ServedEngine
 from stretto.engines.served.probe import own_logprobs
 from stretto.engines.served.transport import ServerTransport
 from stretto.engines.served.vllm_api import VllmApi
-from stretto.engines.vllm.engine import VllmDeadlines, VllmSettings
 from stretto.errors import RecipeError, WeightsError
 from stretto.models.load import load
 from stretto.models.source import locate
@@ -156,13 +156,10 @@ def engine_on(url, model, room, **adapter):
     """An engine whose server somebody may spoil."""
     room.mkdir()
     api = VllmApi(url, versions=VERSIONS)
-    settings = VllmSettings(
-        versions=VERSIONS, dtype=DTYPE, context=api.facts().context, cache_bytes=0, rank=8, device="cpu"
-    )
-    patience = VllmDeadlines(start=60, generate=60, publish=60, first=60)
+    patience = EngineDeadlines(start=60, generate=60, publish=60, first=60)
     policy = policy_of(model, Adapter(alpha=32.0, **adapter))
     return ServedEngine(
-        policy, api, room=room, processed=True, settings=settings, deadlines=patience, transport=Spoiled
+        policy, api, room=room, processed=True, context=api.facts().context, deadlines=patience, transport=Spoiled
     )
 
 

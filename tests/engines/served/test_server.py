@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from fake_server import FakeServer, FakeSglang
+from stretto.engines.apart import EngineDeadlines
 from stretto.engines.base import Request
+from stretto.engines.request_rows import row_of
 from stretto.engines.served.engine import ServedEngine
 from stretto.engines.served.http_calls import HttpReply
 from stretto.engines.served.sglang_api import SglangApi
 from stretto.engines.served.transport import ServerTransport
 from stretto.engines.served.vllm_api import VllmApi
-from stretto.engines.vllm.engine import VllmDeadlines, VllmSettings
-from stretto.engines.vllm.request_rows import row_of
 from stretto.errors import DeadlineError, EngineError, RecipeError, WeightsError
 from stretto.recipe.schema import Adapter
 from stretto.types import Weights
@@ -64,12 +64,9 @@ def made(server, tmp_path):
     def make(*, processed=False, **changes):
         policy, room = scratch_policy(**SIZES | changes), tmp_path / "adapters"
         room.mkdir()
-        settings = VllmSettings(
-            versions=VERSIONS, dtype="float32", context=server.context, cache_bytes=0, rank=4, device="cpu"
-        )
-        patience = VllmDeadlines(start=1.0, generate=9.0, publish=9.0, first=1.0)
+        patience = EngineDeadlines(start=1.0, generate=9.0, publish=9.0, first=1.0)
         engine = ServedEngine(
-            policy, api_of(server), room=room, processed=processed, settings=settings, deadlines=patience
+            policy, api_of(server), room=room, processed=processed, context=server.context, deadlines=patience
         )
         engines.append(engine)
         return engine

@@ -13,10 +13,11 @@ from transformers import AutoModelForCausalLM
 from cut import policy_of
 from fake_vllm import FakeHost
 from stretto.checks.rules.vllm import ARGUMENTS
+from stretto.engines.apart import EngineDeadlines
 from stretto.engines.base import Request
 from stretto.engines.native.cache import token_bytes
 from stretto.engines.served.probe import own_logprobs
-from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
+from stretto.engines.vllm.engine import VllmEngine, VllmSettings
 from stretto.engines.vllm.engine_args import engine_args, refusal
 from stretto.engines.vllm.published import base_sizes, base_tensors, equal, write_base
 from stretto.engines.vllm.start_probe import refuse_other_results
@@ -31,7 +32,7 @@ from tiny import scratch_policy
 SETTINGS = VllmSettings(
     versions=("0.32",), dtype="bfloat16", context=64, cache_bytes=1 << 20, rank=4, device="cpu"
 )  # fmt: skip
-PATIENCE = VllmDeadlines(start=9.0, generate=9.0, publish=9.0, first=9.0)
+PATIENCE = EngineDeadlines(start=9.0, generate=9.0, publish=9.0, first=9.0)
 ADAPTER = Adapter(rank=4, alpha=12.0)
 
 

@@ -21,9 +21,10 @@ from transformers import Qwen3MoeConfig
 from families import sharpen
 from running import lines
 from stretto.checks.rules.vllm import ARGUMENTS, ELSEWHERE
+from stretto.engines.apart import EngineDeadlines
 from stretto.engines.base import Request
 from stretto.engines.native.engine import NativeEngine
-from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
+from stretto.engines.vllm.engine import VllmEngine, VllmSettings
 from stretto.engines.vllm.process import PROGRAM, EngineProcess
 from stretto.engines.vllm.start_probe import refuse_other_results
 from stretto.engines.vllm.tensor_file import read_bucket
@@ -208,7 +209,7 @@ def engine(request, tmp_path_factory):
             versions=("0.32",), dtype="float32", context=256, cache_bytes=1 << 28,
             rank=None if adapter is None else 4, device="cpu", devices=ranks, arguments={"max_num_seqs": 16},
         ),
-        deadlines=VllmDeadlines(start=300, generate=60, publish=60, first=300),
+        deadlines=EngineDeadlines(start=300, generate=60, publish=60, first=300),
     )  # fmt: skip
     found.checksums(dict(policy.network.named_parameters()))
     refuse_other_results(found)

@@ -17,7 +17,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from stretto.engines.apart import ApartEngine, EngineDeadlines
 from stretto.engines.base import Request
+from stretto.engines.request_rows import WatchedAnswers
 from stretto.engines.served.probe import (
     ALLOWED,
     ANSWER,
@@ -30,16 +32,14 @@ from stretto.engines.served.probe import (
 )
 from stretto.engines.served.server_api import FIELD, ServerApi
 from stretto.engines.served.transport import ServerTransport
-from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
 from stretto.engines.vllm.published import adapter_tensors, equal, write_adapter
-from stretto.engines.vllm.request_rows import WatchedAnswers
 from stretto.errors import EngineError, RecipeError, WeightsError
 from stretto.models.load import Policy
 from stretto.weights.publish import refusal
 from stretto.weights.tensors import checksum
 
 
-class ServedEngine(VllmEngine):
+class ServedEngine(ApartEngine):
     """Generates with an adapter on a server that was there before, and is there after."""
 
     def __init__(
@@ -48,23 +48,27 @@ class ServedEngine(VllmEngine):
         api: ServerApi,
         *,
         room: Path,
-        settings: VllmSettings,
-        deadlines: VllmDeadlines,
+        context: int,
+        deadlines: EngineDeadlines,
         processed: bool,
         transport: Callable[[ServerApi], ServerTransport] = ServerTransport,
     ) -> None:
-        """`api` is how the server is asked, `room` a folder that it sees, too. With `processed`, what it says of a
-        token must be at the temperature at which the token was sampled."""
-        self.api, name = api, f"{api.kind} at {api.http.url}"
+        """`api` is how the server is asked, `room` a folder that it sees, too, `context` the longest sequence. With
+        `processed`, what it says of a token must be at the temperature at which the token was sampled."""
+        watched = WatchedAnswers(policy.tokenizer, context, no_room=self._no_room)
+        name = f"{api.kind} at {api.http.url}"
+        super().__init__(
+            policy, partial(transport, api), name=name, context=context, deadlines=deadlines, watched=watched
+        )
+        self.api, self.room = api, room
         # Others may have used names of versions on this server, whose cached prefixes go by them.
         self.mark, self.processed = secrets.token_hex(4), processed
         # Whether the server's model, without an adapter, is still to be compared.
         self.strange = True
         self.probe, self.history = probe_tokens(policy), ProbeHistory()
-        super().__init__(policy, partial(transport, api), name=name, settings=settings, deadlines=deadlines, room=room)
-        self.watched = WatchedAnswers(policy.tokenizer, settings.context, no_room=self._no_room)
         self.kv_tokens = 1 << 30  # who waits for its cache waits there
         try:
+            self._begin(deadlines.first)
             self._compare(whole=True)
         except BaseException:
             self.close()
@@ -75,6 +79,12 @@ class ServedEngine(VllmEngine):
 
     def wake(self) -> None:
         """Nothing to undo."""
+
+    def close(self) -> None:
+        """Leaves the server without an adapter of ours, and no file behind."""
+        if self.process is not None:
+            self.process.close()
+        shutil.rmtree(self.room, ignore_errors=True)
 
     def _begin(self, seconds: float) -> None:
         """Asks for the server, which may take so long to come back, and sends it the adapter."""

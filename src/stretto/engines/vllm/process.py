@@ -20,7 +20,7 @@ from contextlib import suppress
 from datetime import datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from stretto.errors import DeadlineError, EngineDiedError, EngineError, RecipeError
 
@@ -47,18 +47,6 @@ KEYS = {"start": "deadlines.start", **dict.fromkeys(("submit", "step", "abort"),
 
 ENDING = 5.0
 """Seconds for the process to end when it is asked to."""
-
-
-class EngineTransport(Protocol):
-    """Whom an engine of another process is asked through."""
-
-    def call(self, what: str, seconds: float, /, **arguments: Any) -> dict[str, Any]:
-        """The answer. EngineDiedError if the process has died, DeadlineError if it does not answer in time."""
-        ...
-
-    def close(self) -> None:
-        """Ends the process and whatever it has started."""
-        ...
 
 
 class EngineProcess:

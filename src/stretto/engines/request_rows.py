@@ -1,7 +1,7 @@
-"""Requests on their way to vLLM's process, and those of their answers that a text may end on their way back.
+"""Requests on their way to an engine in another process, and answers that a text may end on their way back.
 
-The process has no tokenizer: of an answer that a text may end it tells the tokens as they come, and the text is looked
-for here, in the same way as for the native engine.
+It has no tokenizer: of an answer that a text may end it tells the tokens as they come, and the text is looked for here,
+in the same way as for the native engine.
 """
 
 from __future__ import annotations
