@@ -18,11 +18,12 @@ import pytest
 import yaml
 
 from running import written
-from stretto.api.deploying import deploy, packages_of
+from stretto.api.deploying import deploy, extras_of, packages_of
 from stretto.deploy.deployment import deployment
 from stretto.deploy.targets import TARGETS
 from stretto.errors import RecipeError
 from stretto.planner.candidate import Candidate
+from stretto.recipe.load import load_recipe
 
 SCHEMA = json.loads((Path(__file__).parent / "rayjob.schema.json").read_text())
 ODD = "a recipe; touch pwned $(touch pwned) 'x'"
@@ -197,6 +198,30 @@ def test_a_service_of_compose_has_its_gpus_its_volumes_and_time_to_save(project)
     assert service["stop_signal"] == "SIGTERM" and service["stop_grace_period"] == "10m"
     assert (folder / "stretto" / "src" / "stretto" / "deploy" / "templates" / "Dockerfile").is_file()
     assert not list(folder.rglob("*.pyc"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "extras"),
+    [
+        ((), "ray,tasks"),
+        (("model.name=HuggingFaceTB/SmolLM2-135M", "model.quantize=nf4", "model.adapter={}"), "ray,tasks,quant"),
+        (("environment={kind: tools}",), "ray,tasks,tools"),
+        (("environment={kind: program, command: [python, -c, pass]}", "log=[mlflow]"), "ray,tasks,serve,mlflow"),
+    ],
+)
+def test_what_a_recipe_needs_is_installed(project, changes, extras):
+    recipe = load_recipe(project / "tiny.yaml", changes)
+    made_for = deployment(Path("tiny.yaml"), (), cluster="1xL4", to=None, target="x", hours=None, image=None)
+    for target in ("docker", "modal", "kuberay", "skypilot"):
+        text = "".join(TARGETS[target](replace(made_for, extras=extras_of(recipe))).values())
+        assert f"stretto[{extras}]" in text
+
+
+def test_images_without_vllm_are_not_written(project):
+    vllm = ["engine.kind=vllm", "model.adapter={}"]
+    with pytest.raises(RecipeError, match=r"engine\.kind: what docker installs has no vLLM") as caught:
+        made("docker", cluster="1xL4", changes=vllm)
+    assert "slurm" in caught.value.problems[0].fix and not (project / "deploy").exists()
 
 
 def test_a_model_of_a_package_comes_along(project):

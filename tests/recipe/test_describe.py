@@ -1,11 +1,15 @@
 """The objective as a formula with its numbers, and the sentences."""
 
+from pathlib import Path
+
 import pytest
 
 from stretto.algorithms.catalog import CATALOG
 from stretto.recipe.describe import batch_sentence, changes_of, objective, plan_sentence
-from stretto.recipe.load import parse_recipe
+from stretto.recipe.load import load_recipe, parse_recipe
 from stretto.recipe.resolve import resolve
+
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def recipe(**sections):
@@ -181,6 +185,16 @@ def test_only_what_differs_from_the_defaults_is_a_change():
         ("task.source.count", 9, 2000),
         ("rewards.0.weight", 2.0, 1.0),
     ]
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_what_every_recipe_says_can_be_told(path):
+    """Whatever its kinds have no default for."""
+    made = load_recipe(path)
+    told = {name: value for name, value, _ in changes_of(resolve(made))}
+    if made.task.source.kind == "reasoning_gym":
+        assert told["task.source.name"] == made.task.source.name
+    assert objective(resolve(made)) or not told
 
 
 def test_a_lag_is_told_where_it_counts():

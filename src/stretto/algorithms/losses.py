@@ -38,9 +38,12 @@ def log_ratio(logprobs: Tensor, rows: TokenStreams) -> Tensor:
 
 
 def clipped_gain(ratio: Tensor, rows: TokenStreams, *, clip: tuple[float, float]) -> Tensor:
-    """min(ratio A, clip(ratio) A), whatever the ratio is of."""
-    clipped = ratio.clamp(1 - clip[0], 1 + clip[1])
-    return torch.minimum(ratio * rows.advantage, clipped * rows.advantage)
+    """min(ratio A, clip(ratio) A), whatever the ratio is of.
+
+    Said by cases: what the gradient of `clamp` is at its very bounds differs between versions of PyTorch.
+    """
+    bound = ratio.detach().clamp(1 - clip[0], 1 + clip[1])
+    return torch.where(_held_back(ratio, rows, clip), bound, ratio) * rows.advantage
 
 
 def clipped_surrogate(
@@ -114,18 +117,18 @@ def scaled(logprobs: Tensor, rows: TokenStreams, *, loss: TermFunction, scale: s
 
 def clipped_share(logprobs: Tensor, rows: TokenStreams, *, clip: tuple[float, float]) -> Tensor:
     """1 where the clip range holds a token back: its ratio has left it in the direction its advantage asked for."""
-    return _held_back(log_ratio(logprobs, rows).exp(), rows, clip)
+    return _held_back(log_ratio(logprobs, rows).exp(), rows, clip).to(logprobs.dtype)
 
 
 def clipped_sequence_share(logprobs: Tensor, rows: TokenStreams, *, clip: tuple[float, float]) -> Tensor:
     """The same of the conversation's ratio."""
-    return _held_back(mean_per_answer(log_ratio(logprobs, rows), rows).exp(), rows, clip)
+    return _held_back(mean_per_answer(log_ratio(logprobs, rows), rows).exp(), rows, clip).to(logprobs.dtype)
 
 
 def _held_back(ratio: Tensor, rows: TokenStreams, clip: tuple[float, float]) -> Tensor:
     above = (ratio > 1 + clip[1]) & (rows.advantage > 0)
     below = (ratio < 1 - clip[0]) & (rows.advantage < 0)
-    return (above | below).to(ratio.dtype)
+    return above | below
 
 
 def policy_terms(

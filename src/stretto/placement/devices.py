@@ -200,6 +200,8 @@ def find_device(name: str, *, field: str = "placement.cluster") -> Device:
         return device
     if (several := re.fullmatch(r"cpu([1-9]\d{0,3})", plain(name))) is not None:
         return with_threads(_CPU, int(several[1]))
+    if plain(name) in ("gpu", "gpus", "cuda"):  # 1xgpu alone is known: whichever one GPU is there
+        raise RecipeError.of(field, f"{name!r} does not say which kind of GPU", f"say H100, L4 or the like, {NUMBERS}")
     near = difflib.get_close_matches(plain(name), _BY_PLAIN_NAME, n=3, cutoff=0.4)
     known = list(dict.fromkeys(_BY_PLAIN_NAME[key].name for key in near)) or list(DEVICES)
     raise RecipeError.of(

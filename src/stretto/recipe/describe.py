@@ -327,9 +327,9 @@ def _only_kind(section: Kind) -> Kind:
 
 
 def _required(section: Choice) -> list[str]:
-    """The keys that the kind of a section has no default for, besides what it is told by."""
+    """The keys that the kind of a section has no default for, besides those that tell which kind it is."""
     fields = type(section).model_fields.items()
-    return [key for key, field in fields if field.is_required() and key not in section.told_by]
+    return [key for key, field in fields if field.is_required() and key not in section.label()]
 
 
 def _differences(value: Any, default: Any, name: str) -> Iterator[tuple[str, object, object]]:

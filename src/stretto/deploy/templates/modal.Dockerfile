@@ -5,7 +5,7 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends bubblewrap \
     && rm -rf /var/lib/apt/lists/*
 COPY @folder/stretto /opt/stretto
-RUN pip install --no-cache-dir -c /opt/stretto/constraints.txt "/opt/stretto[ray,tasks]"@packages
+RUN pip install --no-cache-dir -c /opt/stretto/constraints.txt "/opt/stretto[@extras]"@packages
 WORKDIR /workspace
 COPY . /workspace
 # What your own code needs.

@@ -20,11 +20,11 @@ class EngineSection(Choice):
     """Sampling temperature; log-probabilities are taken at it on both sides."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Draw from the most likely tokens that have at least this probability together; training is on that
-    distribution."""
+    distribution. Not with vLLM and SGLang."""
     speculate: Literal["auto"] | bool = "auto"
-    """Draft tokens where decoding is bound by latency."""
+    """Draft tokens where decoding is bound by latency; of the native engine only."""
     memory_share: Literal["auto"] | Share = "auto"
-    """Share of the device's memory for the KV cache; auto: what the plan says, or a quarter."""
+    """Share of the device's memory for the KV cache; auto: what the plan says, or a quarter. A server has its own."""
 
 
 Texts = tuple[Annotated[str, Field(min_length=1)], ...]

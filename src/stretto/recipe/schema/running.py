@@ -15,7 +15,8 @@ class Placement(Section):
     strategy: str = "auto"
     """flatten, interleave, separate, elastic, or auto: the one that `stretto plan` finds to be the fastest."""
     cluster: str = "auto"
-    """auto (one device: the first GPU, or the CPU), 1xcpu, 1xcpu+1xcpu2 (of 1 and 2 threads), 8xH100, or a file."""
+    """auto (one device: the first GPU, or the CPU), 1xcpu, 1xgpu (one of any kind; to plan for, or of several, name the
+    kind), 8xH100, 1xcpu+1xcpu2 (of 1 and 2 threads), or a file."""
     fractions: Literal["I1", "I2"] | tuple[Share, ...] | dict[str, Share] | None = None
     """interleave: share of the devices of actor, critic, reference and reward model, or a preset; default I1. Or groups
     that lie side by side, such as {actor+reference: 0.75, critic+reward: 0.25}."""
@@ -91,7 +92,7 @@ class Deadlines(Section):
     start: Seconds = 300.0
     """Loading and starting; also importing a module of yours."""
     environment: Seconds = 60.0
-    """One call of user code in an environment."""
+    """One call of user code in an environment; single calls are not limited yet, and another value is refused."""
     generate: Seconds = 600.0
     """Generating one step."""
     reward: Seconds = 60.0
