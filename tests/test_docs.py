@@ -129,6 +129,7 @@ def test_every_command_line_is_one(page):
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_every_change_on_a_command_line_is_possible(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("stretto.models.source.offline", lambda: False)
     for line in command_lines(page):
         changes = [word for word in shlex.split(line) if re.match(r"[a-z][\w.]*=", word)]
         if line.startswith("sweep "):

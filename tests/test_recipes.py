@@ -57,7 +57,10 @@ RUNS = {
 
 
 def made_before(folder, text):
-    """Stands in for the checkpoints that a recipe names."""
+    """Stands in for the checkpoints that a recipe names, and the file that a page makes of a data set."""
+    if "gsm8k.jsonl" in text:
+        rows = (f'{{"question": "What is {number} + 1?", "answer": "{number + 1}"}}' for number in range(300))
+        (folder / "gsm8k.jsonl").write_text("\n".join(rows))
     for run, kind in RUNS.items():
         for name in re.findall(rf"runs/{run}/(?:checkpoints|merged)/step-\d+", text):
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -69,8 +72,6 @@ def made_before(folder, text):
 @pytest.mark.parametrize("path", SHIPPED, ids=name_of)
 def test_a_shipped_recipe_has_nothing_wrong_with_it(path, online, tmp_path):
     made_before(tmp_path, path.read_text())
-    rows = (f'{{"question": "What is {number} + 1?", "answer": "{number + 1}"}}' for number in range(300))
-    (tmp_path / "gsm8k.jsonl").write_text("\n".join(rows))  # what its page makes of the data set
     assert [str(problem) for problem in problems(path)] == []
 
 
