@@ -191,10 +191,10 @@ def test_only_what_differs_from_the_defaults_is_a_change():
 def test_what_every_recipe_says_can_be_told(path):
     """Whatever its kinds have no default for."""
     made = load_recipe(path)
-    told = {name: value for name, value, _ in changes_of(resolve(made))}
+    told = {name: (value, usual) for name, value, usual in changes_of(resolve(made))}
+    assert told and all(value != usual for value, usual in told.values())
     if made.task.source.kind == "reasoning_gym":
-        assert told["task.source.name"] == made.task.source.name
-    assert objective(resolve(made)) or not told
+        assert told["task.source.name"] == (made.task.source.name, None)
 
 
 def test_a_lag_is_told_where_it_counts():

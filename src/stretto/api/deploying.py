@@ -13,10 +13,8 @@ from stretto.deploy.deployment import deployment
 from stretto.deploy.targets import NEEDS_SOURCE, NEXT, TARGETS
 from stretto.deploy.write import write
 from stretto.errors import RecipeError
+from stretto.plugins import is_plugin
 from stretto.recipe.schema import Placement, Recipe
-
-OWN_CODE = ":"
-"""What names of the user's own functions have; theirs may ask for the address of a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +92,12 @@ def plan_there(recipe: Path, placement: Placement, cluster: str, changes: Sequen
 def extras_of(recipe: Recipe) -> tuple[str, ...]:
     """The extras of this project that a recipe needs where it runs."""
     environment, source = recipe.environment.kind, recipe.task.source.kind
+    asks_for_address = environment == "program" or is_plugin(environment)  # a function of the user's may
     needed = {
         "quant": recipe.model.quantize == "nf4",
         "arc": source == "arc",
         "environments": source == "verifiers",
-        "serve": source == "verifiers" or environment == "program" or OWN_CODE in environment,
+        "serve": source == "verifiers" or asks_for_address,
         "tools": environment == "tools",
         **{name: name in recipe.log for name in ("wandb", "trackio", "mlflow")},
     }

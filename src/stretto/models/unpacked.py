@@ -7,6 +7,7 @@ computed for each of them again.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
@@ -61,12 +62,17 @@ def cached(network: nn.Module) -> Iterator[None]:
             layer.gradient_checkpointing = True
 
 
+@functools.cache
+def _name_of_cache(decoder: type[nn.Module]) -> str:
+    """What its forward calls the cache, which is another word since transformers 5.24."""
+    return "cache" if "cache" in signature(decoder.forward).parameters else "past_key_values"
+
+
 @torch.no_grad()
 def continued(network: Any, tokens: Tensor, past: Any = None) -> tuple[Tensor, Any]:
     """(n, t) more tokens of n conversations -> (n, W) the states of the last of them, and the cache to go on from."""
     decoder = network.get_decoder()
-    # transformers 5.24 calls it otherwise.
-    name = "cache" if "cache" in signature(decoder.forward).parameters else "past_key_values"
+    name = _name_of_cache(decoder.__class__)
     with cached(network):
         output = decoder(input_ids=tokens, use_cache=True, **{name: past})
     return output.last_hidden_state[:, -1], output[name]

@@ -147,11 +147,11 @@ def test_an_engine_that_hangs_at_its_start_ends_the_run_at_the_deadline(tmp_path
         '#!/bin/sh\n[ "$1" = -c ] && echo \'{"vllm": "0.32.0"}\' && exit\necho no peers; exec sleep 999\n'
     )
     python.chmod(0o755)
-    run = begun(tmp_path / "run", *SMALL, *LATER, f"engine.python={python}", "deadlines.start=25", mark=mark)
+    quick = [f"engine.python={python}", "deadlines.start=20", "model.scratch.warmup_steps=5"]
+    run = begun(tmp_path / "run", *SMALL, *LATER, *quick, mark=mark, name=RECIPE.with_name("tiny.yaml"))
     since = time.monotonic()
     _, error = run.communicate()
-    busy = max(1.0, os.getloadavg()[0] / os.cpu_count())
-    assert run.returncode == 3 and time.monotonic() - since < 60 * busy
+    assert run.returncode == 3 and time.monotonic() - since < 60
     assert "start has not answered" in error and "| no peers" in error and "deadlines.start" in error
     assert engines(mark) == []
 

@@ -52,9 +52,9 @@ def new_folder(size: int) -> Path:
 
 def remove_folder(folder: Path) -> None:
     """Leaves nothing of it behind."""
+    shutil.rmtree(folder, ignore_errors=True)
     if (lock := _held.pop(folder, None)) is not None:
         os.close(lock)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def no_room(size: int) -> str:

@@ -40,7 +40,7 @@ SEND = 30
 """Seconds for a question to be taken in; one that does not fit the socket's buffer waits for whoever reads it."""
 
 LONGEST = 1e6
-"""Seconds of a wait, of which the system has no longer ones."""
+"""Seconds of one wait; what the system can be asked for ends at 24 days."""
 
 KEYS = {"start": "deadlines.start", **dict.fromkeys(("submit", "step", "abort"), "deadlines.generate")}
 """Question -> the key of its deadline; that of others, which are about weights, is deadlines.publish."""

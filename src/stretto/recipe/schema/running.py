@@ -92,7 +92,7 @@ class Deadlines(Section):
     start: Seconds = 300.0
     """Loading and starting; also importing a module of yours."""
     environment: Seconds = 60.0
-    """One call of user code in an environment; single calls are not limited yet, and another value is refused."""
+    """One call of user code in an environment; single calls are not limited yet."""
     generate: Seconds = 600.0
     """Generating one step."""
     reward: Seconds = 60.0
