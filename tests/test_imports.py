@@ -32,6 +32,7 @@ ARROWS = {
         "algorithms.own_facts",
         "engines.served",  # what a server of the user's says of itself
         "environments",
+        "kernels.cpu.compiler",  # whether it works on this machine
         "models",
         "openmp",
         "placement",
@@ -81,7 +82,7 @@ ARROWS = {
     "bench": BASE
     | {"algorithms.base", "algorithms.optimal", "engines.base", "engines.native.engine", "engines.queue"}
     | {"checks.machine", "environments.render", "environments.trajectory", "models.load", "models.logprob_head"}
-    | {"models.scratch", "models.source", "placement.build", "placement.cluster", "placement.devices"}
+    | {"models.memory", "models.scratch", "models.source", "placement.build", "placement.cluster", "placement.devices"}
     | {"placement.plan", "placement.rates", "report.chart", "storage.json_lines"}
     | {"placement.strategies", "planner", "recipe.describe", "rewards.answer", "rewards.combine", "runtime"}
     | {"scheduler.asyncio_driver", "scheduler.speed_estimator", "storage.manifest", "tasks.source", "threads"}
@@ -108,7 +109,8 @@ FILES = {
     "engines.native.admission": BASE | {"engines.base"},
     # Ways to decode belong to the native engine, whose cache and steps they work on.
     # Decode steps say what of the weights they read, and whether a copy still is them.
-    "engines.native.decode_backend": BASE | {"engines", "models", "weights.tensors"},
+    "engines.native.decode_backend": BASE | {"engines", "kernels", "models", "weights.tensors"},
+    "engines.native.layout": BASE | {"engines", "kernels", "models"},
     # A rank of a lane has parts of its own, and says whether they are those of the whole.
     "engines.native.lane": BASE | {"engines", "models", "weights.tensors"},
     "kernels.cpu.packed_linear": BASE | {"kernels", "models", "engines.native", "weights.tensors"},

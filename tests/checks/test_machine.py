@@ -14,6 +14,7 @@ from stretto.checks.machine import devices, network, packages, programs, resourc
 from stretto.checks.machine.base import GB, Gpu, MachineCheck, MachineFacts
 from stretto.checks.machine.facts import cores_of_group, gpus_of, look, visible
 from stretto.errors import RecipeError, SandboxError
+from stretto.kernels.cpu import compiler
 from stretto.recipe.load import parse_recipe
 from stretto.sandbox.isolated.protection import Protection
 
@@ -340,6 +341,33 @@ def test_a_ray_that_asks_for_a_token_is_new_enough(version):
 def test_the_oldest_ray_is_the_one_that_is_asked_for():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert project["optional-dependencies"]["ray"] == [f"ray>={programs.RAY}"]
+
+
+def test_a_compiler_is_tried(monkeypatch):
+    monkeypatch.setenv("CC", "cc")
+    assert passed(programs.kernels_can_be_compiled(setting())) == "cc compiles the kernels of decode steps"
+    assert programs.kernels_can_be_compiled(setting(gpus=(GPU,))) is None
+    assert programs.kernels_can_be_compiled(setting(recipe={"engine": {"kind": "vllm"}})) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("no-such-compiler", "no-such-compiler does not start: No such file or directory"),
+        ("false", "false says: exit code 1"),
+        ("cc -fno-such-option", "-fno-such-option"),
+    ],
+)
+def test_a_compiler_that_fails_is_told(monkeypatch, command, said):
+    monkeypatch.setenv("CC", command)
+    told = failed(programs.kernels_can_be_compiled(setting()))
+    assert said in told and "1.5 times as long" in told and "name a C compiler with OpenMP in CC" in told
+
+
+def test_no_compiler_at_all_is_told(monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
+    assert "there is no C compiler (cc, gcc, clang)" in failed(programs.kernels_can_be_compiled(setting()))
 
 
 LOCKED = Protection(namespaces=True, unprivileged=True, seccomp=True, landlock=True)

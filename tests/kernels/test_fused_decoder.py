@@ -17,7 +17,9 @@ from transformers import (
 
 from alone import ROUNDING
 from asked import sampled
+from stretto.engines.native import decode_backend
 from stretto.engines.native.decode_backend import Steps
+from stretto.engines.native.layout import DecodeLayout
 from stretto.kernels.cpu import fused_decoder as written
 from stretto.kernels.cpu.fused_decoder import close, is_common
 from stretto.kernels.cpu.packed_linear import PackedSteps
@@ -54,12 +56,18 @@ OTHERS = {
 }
 
 
+@pytest.mark.parametrize("compiled", [True, False], ids=["kernels", "no kernels"])
 @pytest.mark.parametrize("family", COMMON)
-def test_families_of_the_common_kind_are_written_out_and_say_the_same(family):
+def test_families_of_the_common_kind_are_written_out_and_say_the_same(family, compiled, monkeypatch):
     policy = policy_from(COMMON[family](), dtype=torch.float32)
+    monkeypatch.setattr(decode_backend, "decode_kernels", lambda dtype: None)
+    plain = sampled(policy, Steps(policy))
+    if compiled:
+        monkeypatch.undo()
+        monkeypatch.setattr(DecodeLayout, "look", None)  # all of attention is the kernels'
     steps = PackedSteps(policy)
-    plain, found = sampled(policy, Steps(policy)), sampled(policy, steps)
-    assert steps.written is not None
+    found = sampled(policy, steps)
+    assert steps.written is not None and (steps.kernels is not None) is compiled
     for key, answer in plain.items():
         assert found[key].tokens.tolist() == answer.tokens.tolist()
         assert found[key].logprobs == pytest.approx(answer.logprobs, abs=ROUNDING)

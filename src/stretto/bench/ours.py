@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from stretto import __version__, threads
 from stretto.bench.cases import CAP, SEED, answer_lengths
@@ -28,6 +29,7 @@ from stretto.engines.base import Completion, Engine, Request, noise_key
 from stretto.engines.native.engine import NativeEngine
 from stretto.models.load import Policy, choose_device, load
 from stretto.models.logprob_head import Head
+from stretto.models.memory import keep_memory
 from stretto.models.source import locate
 from stretto.recipe.schema import BatchSection as BatchSection
 from stretto.recipe.schema import (
@@ -94,17 +96,20 @@ class Endless(Policy):
     Otherwise forced answers would go on with the chat template's next turn, which is all too easy to draft.
     """
 
+    bias: Tensor
+    """Of the head: no end token overcomes it."""
+
     def head(self) -> Head:
-        """The head with a bias that no end token overcomes."""
-        head = Policy.head(self)
-        bias = torch.zeros(len(head.weight), dtype=head.weight.dtype, device=head.weight.device)
-        bias[sorted(self.stop_tokens)] = float("-inf")
-        return replace(head, bias=bias)
+        """The head with that bias."""
+        return replace(Policy.head(self), bias=self.bias)
 
 
 def endless(policy: Policy) -> Endless:
     """The same network under that head."""
-    return Endless(**{field.name: getattr(policy, field.name) for field in fields(policy)})
+    weight = policy.head().weight
+    bias = torch.zeros(len(weight), dtype=weight.dtype, device=weight.device)
+    bias[sorted(policy.stop_tokens)] = float("-inf")
+    return Endless(**{field.name: getattr(policy, field.name) for field in fields(policy)}, bias=bias)
 
 
 class ForcedEngine(NativeEngine):
@@ -246,6 +251,7 @@ def rollout(job: Job) -> JobResult:
     """Generation, and in how many places sampling an answer alone, or the batch without drafts, gives other tokens."""
     rounds, lengths = read_prompts(job), answer_lengths(job.case)
     section, device = model_section(job.model, job.case), choose_device("auto")
+    keep_memory()  # as a run's workers do
     policy = load(section, locate(section.name, Path(job.model)), seed=SEED, device=device)
     engine, seconds = NativeEngine(endless(policy), graphs=True), []
     for asked in rounds:

@@ -38,6 +38,7 @@ CHECKS: tuple[Function, ...] = (
     programs.ray_is_installed,
     engine_python.engine_is_there,
     resources.engine_files_have_room,
+    programs.kernels_can_be_compiled,
     programs.sandbox_locks_in,
 )
 """In the order in which they are shown."""

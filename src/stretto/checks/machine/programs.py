@@ -1,14 +1,19 @@
-"""Whether programs that a run may start are there and work: Ray for several processes, the sandbox for model code."""
+"""Whether programs that a run may start are there and work: Ray for several processes, the sandbox for model code,
+a compiler."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from packaging.version import InvalidVersion, Version
 
 from stretto.checks.machine.base import Check, MachineCheck
 from stretto.errors import SandboxError
 from stretto.extras import install
+from stretto.kernels.cpu.compiler import build, compiler
 from stretto.recipe.schema import ProgramReward, Recipe
 from stretto.sandbox.isolated.programs import look
 from stretto.sandbox.isolated.protection import Protection
@@ -20,6 +25,9 @@ UNLOCK = (
     "allow namespaces (as root, or by the settings of your kernel or container: user namespaces, mounts) or install "
     "bubblewrap, and install libseccomp; or run in a virtual machine that may be lost"
 )
+
+SLOWER = "answers of a CPU take up to 1.5 times as long without the kernels that it would compile"
+"""What that costs: SmolLM2, 64 answers on two cores."""
 
 RAY = "2.52"
 """The first Ray that refuses who does not have a cluster's token; pyproject.toml asks for it, too."""
@@ -46,6 +54,20 @@ def too_old(version: str) -> bool:
         return Version(version) < Version(RAY)
     except InvalidVersion:
         return False
+
+
+def kernels_can_be_compiled(setting: MachineCheck) -> Check | None:
+    """Decode steps of the native engine on a CPU; tried, since a compiler may lack OpenMP."""
+    native = setting.recipe is None or setting.recipe.engine.kind == "native"
+    if setting.uses_gpu or not native or sys.platform != "linux":
+        return None
+    with TemporaryDirectory() as folder:
+        wrong = build(Path(folder, "decode_kernels.so"), bf16=True)
+    if wrong is None:
+        text = f"{Path(compiler()[0]).name} compiles the kernels of decode steps"
+        return Check(name="C compiler", ok=True, text=text)
+    fix = "install gcc (apt install gcc), or name a C compiler with OpenMP in CC, or go on without"
+    return Check(name="C compiler", ok=False, text=f"{wrong}; {SLOWER}", fix=fix)
 
 
 def sandbox_locks_in(setting: MachineCheck) -> Check | None:

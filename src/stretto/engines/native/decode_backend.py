@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from stretto.engines.native.batch import DecodeBatch
-from stretto.engines.native.cache import DecodeLayout, KeyValueCache, SharedPrefixes
+from stretto.engines.native.cache import KeyValueCache, SharedPrefixes
+from stretto.engines.native.layout import DecodeLayout
 from stretto.engines.native.sampling import draw_from
 from stretto.engines.native.truncation import Truncation
-from stretto.models.attention import AttentionLayout
+from stretto.kernels.cpu.decode_kernels import decode_kernels
 from stretto.models.latent_attention import latent_of
 from stretto.models.load import Policy
 from stretto.models.logprob_head import finished_logits
@@ -30,6 +31,7 @@ class Steps:
         self.policy = policy
         latent = latent_of(policy.network)
         self.cache, self.prefixes = KeyValueCache(latent), KeyValueCache(latent)
+        self.kernels = decode_kernels(policy.dtype) if policy.device.type == "cpu" else None
 
     def product(self, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """States times a weight."""
@@ -46,6 +48,7 @@ class Steps:
             temperatures=batch.temperatures.repeat_interleave(width),
             product=self.product,
             some_greedy=bool((batch.temperatures == 0).any()),
+            weigh=self.kernels.weigh if self.kernels is not None else None,
         )
         return tokens.view(n, width), logprobs.view(n, width)
 
@@ -72,10 +75,11 @@ class Steps:
             longest=own + width,
             cache=self.cache,
             prefixes=shared,
+            kernels=self.kernels,
         )
         return self.hidden(newest(batch).flatten(), places(batch.lengths, width), layout).view(n, width, -1)
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: AttentionLayout) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: DecodeLayout) -> Tensor:
         """(T) token ids -> (T, W) states before the head."""
         return self.policy.hidden(tokens, positions, layout)
 

@@ -22,6 +22,9 @@ from stretto.models.logprob_head import CACHED_NUMBERS, Head, accum_dtype, chunk
 
 BLOCK = 256
 
+Weigh = Callable[[Tensor, Tensor, int], Tensor]
+"""(B, V) products, (B, 1) temperatures and the ids of a block -> (B, M) log of the summed exponentials of each."""
+
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number: Weyl increment of splitmix64
 _FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _SECOND = -7723592293110705685  # 0x94D049BB133111EB
@@ -60,17 +63,22 @@ def draw(
     temperatures: Tensor,
     finish: Callable[[Tensor], Tensor] = Tensor.clone,
     some_greedy: bool = True,
+    weigh: Weigh | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(B, V) products with a head -> (B) tokens and (B) their log-probabilities; `finish` makes logits of any of them.
 
     A temperature of 0 is greedy; its log-probabilities are those at temperature 1. Logits in the wide type exist for a
-    few rows at a time and for the winning blocks. Who knows that no temperature is 0 says so, and saves a pass.
+    few rows at a time and for the winning blocks, and not at all where a kernel does `weigh` blocks of products that
+    need no finish but their temperature. Who knows that no temperature is 0 says so, and saves a pass.
     """
     rows, vocabulary = raw.shape
     greedy = temperatures == 0
     heat = temperatures.masked_fill(greedy, 1.0)[:, None].to(accum_dtype(raw.dtype))
-    parts = chunks(rows, vocabulary, CACHED_NUMBERS[raw.device.type])
-    weights = torch.cat([_block_weights(finish(raw[part]).div_(heat[part])) for part in parts])
+    if weigh is not None:
+        weights = weigh(raw, heat, BLOCK)
+    else:
+        parts = chunks(rows, vocabulary, CACHED_NUMBERS[raw.device.type])
+        weights = torch.cat([_block_weights(finish(raw[part]).div_(heat[part])) for part in parts])
     lanes = torch.arange(max(weights.shape[1], BLOCK), device=raw.device)[None]
     noise = gumbel(keys, positions, lanes[:, : weights.shape[1]], level=0)
     ids = (weights.double() + noise).argmax(-1, keepdim=True) * BLOCK + lanes[:, :BLOCK]
@@ -101,6 +109,7 @@ def draw_from(
     temperatures: Tensor,
     product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear,
     some_greedy: bool = True,
+    weigh: Weigh | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`draw` from (B, W) states."""
     return draw(
@@ -110,4 +119,5 @@ def draw_from(
         temperatures=temperatures,
         finish=lambda raw: finished_logits(raw, head, 1.0),
         some_greedy=some_greedy,
+        weigh=weigh if head.softcap is None else None,
     )

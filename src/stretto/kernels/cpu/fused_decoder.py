@@ -18,7 +18,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import silu
 
+from stretto.kernels.by_hand import eps_of
+from stretto.kernels.cpu.backward import is_plain
+from stretto.kernels.cpu.decode_kernels import QUERIES, DecodeKernels, HeadTurn
 from stretto.models.attention import AttentionLayout
 
 FAMILIES = {"llama", "qwen2", "qwen3", "mistral", "gemma"}
@@ -26,7 +30,7 @@ FAMILIES = {"llama", "qwen2", "qwen3", "mistral", "gemma"}
 
 LAYER = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
-HEAD_NORMS = {"q_norm", "k_norm"}
+HEAD_NORMS = ("q_norm", "k_norm")
 FEED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
 
@@ -39,6 +43,24 @@ class FusedLinears(Protocol):
 
     def of(self, states: Tensor, onto: Tensor | None = None) -> Tensor:
         """(T, I) -> (T, the outputs of all one after the other), added to `onto`."""
+        ...
+
+
+class TurningLayout(Protocol):
+    """A layout that turns heads before it looks, where it is told how."""
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float | None,
+        window: int | None,
+        turn: HeadTurn | None = None,
+    ) -> Tensor:
+        """As `AttentionLayout.attend`."""
         ...
 
 
@@ -79,47 +101,140 @@ class Rotation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FusedLayer:
+    """A layer's parts, in the order in which they are computed."""
+
+    number: int
+    """Whose cache it reads."""
+    norm: Any
+    """What its attention is given passes through it."""
+    mixed: Sequence[nn.Module]
+    """Queries, keys and values."""
+    asking: int
+    """Heads of queries."""
+    told: int
+    """Heads of keys."""
+    size: int
+    """Numbers of a head."""
+    head_norms: Sequence[Any]
+    """Of queries and of keys, in models that have them."""
+    how: Mapping[str, Any]
+    """The scale and the window of its attention."""
+    output: Sequence[nn.Module]
+    """What was found, on its way back."""
+    feed_norm: Any
+    """What its feed-forward part is given passes through it."""
+    gates: Sequence[nn.Module]
+    """Gates, and what passes through them."""
+    activation: Any
+    """Of the gates."""
+    down: Sequence[nn.Module]
+    """What passed, on its way back."""
+
+    @classmethod
+    def of(cls, layer: Any, asked: Mapping[int, Mapping[str, Any]]) -> FusedLayer:
+        """`asked` tells of each layer how its attention is asked."""
+        attention, feed = layer.self_attn, layer.mlp
+        size = attention.head_dim
+        return cls(
+            number=attention.layer_idx,
+            norm=layer.input_layernorm,
+            mixed=(attention.q_proj, attention.k_proj, attention.v_proj),
+            asking=attention.q_proj.out_features // size,
+            told=attention.k_proj.out_features // size,
+            size=size,
+            head_norms=tuple(getattr(attention, name) for name in HEAD_NORMS if hasattr(attention, name)),
+            how=asked[attention.layer_idx],
+            output=(attention.o_proj,),
+            feed_norm=layer.post_attention_layernorm,
+            gates=(feed.gate_proj, feed.up_proj),
+            activation=feed.act_fn,
+            down=(feed.down_proj,),
+        )
+
+
 class FusedDecoder:
     """A network's decoder, layer by layer."""
 
-    decoder: Any
-    """The decoder's own modules."""
-    together: Callable[[Sequence[nn.Module]], FusedLinears]
-    """Makes one product of linear layers."""
-    asked: Mapping[int, Mapping[str, Any]]
-    """Layer -> the scale and the window of its attention."""
+    def __init__(
+        self,
+        decoder: Any,
+        together: Callable[[Sequence[nn.Module]], FusedLinears],
+        *,
+        asked: Mapping[int, Mapping[str, Any]],
+        kernels: DecodeKernels | None,
+    ) -> None:
+        """`together` makes one product of linear layers, and `asked` tells of each layer the scale and the window of
+        its attention. What is between products the `kernels` compute, where this machine has them; otherwise the
+        network's own layers are asked."""
+        self.decoder, self.together, self.kernels = decoder, together, kernels
+        self.layers = [FusedLayer.of(layer, asked) for layer in decoder.layers]
+        self.alike = _alike(decoder, self.layers, kernels.dtype) if kernels is not None else set()
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: AttentionLayout) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: TurningLayout) -> Tensor:
         """(T) token ids -> (T, W) states before the head."""
         states = self.decoder.embed_tokens(tokens)
-        turn = Rotation.of(*self.decoder.rotary_emb(states[None], position_ids=positions[None]))
-        for layer in self.decoder.layers:
-            states = self._fed(layer, self._attended(layer, states, turn, layout))
-        result: Tensor = self.decoder.norm(states)
+        rotation = Rotation.of(*self.decoder.rotary_emb(states[None], position_ids=positions[None]))
+        for layer in self.layers:
+            states = self._fed(layer, self._attended(layer, states, rotation, layout))
+        return self._normed(self.decoder.norm, states)
+
+    def _attended(self, layer: FusedLayer, states: Tensor, rotation: Rotation, layout: TurningLayout) -> Tensor:
+        """The states with what the layer's attention adds."""
+        heads = self.together(layer.mixed).of(self._normed(layer.norm, states)).view(len(states), -1, layer.size)
+        turned, turn = heads[:, : layer.asking + layer.told], self._turn_of(layer, rotation)
+        if turn is None:
+            turned = rotation(self._head_normed(layer, turned))
+        parts = (turned[:, : layer.asking], turned[:, layer.asking :], heads[:, layer.asking + layer.told :])
+        query, key, value = (part.transpose(0, 1)[None] for part in parts)
+        seen = layout.attend(layer.number, query, key, value, **layer.how, turn=turn)
+        return self.together(layer.output).of(seen[0].transpose(0, 1).flatten(1), onto=states)
+
+    def _fed(self, layer: FusedLayer, states: Tensor) -> Tensor:
+        """The states with what the layer's feed-forward part adds."""
+        both = self.together(layer.gates).of(self._normed(layer.feed_norm, states))
+        return self.together(layer.down).of(self._gated(layer.activation, both), onto=states)
+
+    def _normed(self, norm: Any, states: Tensor) -> Tensor:
+        """What a norm gives."""
+        if self.kernels is not None and norm in self.alike:
+            return self.kernels.norm(states, norm.weight, eps_of(norm) or 0.0)
+        result: Tensor = norm(states)
         return result
 
-    def _attended(self, layer: Any, states: Tensor, turn: Rotation, layout: AttentionLayout) -> Tensor:
-        """The states with what the layer's attention adds."""
-        attention = layer.self_attn
-        size = attention.head_dim
-        asking, told = attention.q_proj.out_features // size, attention.k_proj.out_features // size
-        mixed = self.together((attention.q_proj, attention.k_proj, attention.v_proj)).of(layer.input_layernorm(states))
-        heads = mixed.view(len(states), -1, size)
-        turned = heads[:, : asking + told]
-        if hasattr(attention, "q_norm"):
-            turned = torch.cat([attention.q_norm(turned[:, :asking]), attention.k_norm(turned[:, asking:])], dim=1)
-        turned = turn(turned)
-        parts = (turned[:, :asking], turned[:, asking:], heads[:, asking + told :])
-        query, key, value = (part.transpose(0, 1)[None] for part in parts)
-        seen = layout.attend(attention.layer_idx, query, key, value, **self.asked[attention.layer_idx])
-        return self.together((attention.o_proj,)).of(seen[0].transpose(0, 1).flatten(1), onto=states)
+    def _turn_of(self, layer: FusedLayer, rotation: Rotation) -> HeadTurn | None:
+        """How heads are turned, if attention is to do that."""
+        kernels, norms = self.kernels, layer.head_norms
+        if kernels is None or rotation.cosine.dtype != kernels.dtype or not self.alike.issuperset(norms):
+            return None
+        if layer.asking // layer.told * layer.size > QUERIES:
+            return None
+        weights = (norms[0].weight, norms[1].weight) if norms else None
+        return HeadTurn(rotation.cosine, rotation.sine, weights, (eps_of(norms[0]) or 0.0) if norms else 0.0)
 
-    def _fed(self, layer: Any, states: Tensor) -> Tensor:
-        """The states with what the layer's feed-forward part adds."""
-        feed = layer.mlp
-        both = self.together((feed.gate_proj, feed.up_proj)).of(layer.post_attention_layernorm(states))
+    def _head_normed(self, layer: FusedLayer, heads: Tensor) -> Tensor:
+        """(T, queries and keys, D), normed where the layer does that."""
+        if not layer.head_norms:
+            return heads
+        parts = heads.split((layer.asking, layer.told), dim=1)
+        return torch.cat([norm(part) for norm, part in zip(layer.head_norms, parts, strict=True)], dim=1)
+
+    def _gated(self, activation: Any, both: Tensor) -> Tensor:
+        """(T, 2F) -> (T, F): the activation of the first half, times the second."""
+        if self.kernels is not None and activation in self.alike:
+            return self.kernels.gate(both)
         gate, up = both.chunk(2, dim=-1)
-        return self.together((feed.down_proj,)).of(feed.act_fn(gate).mul_(up), onto=states)
+        result: Tensor = activation(gate).mul_(up)
+        return result
+
+
+@torch.no_grad()
+def _alike(decoder: Any, layers: Sequence[FusedLayer], dtype: torch.dtype) -> set[nn.Module]:
+    """Norms and activations of the kind that kernels for states of this type compute, which is tried."""
+    norms = [decoder.norm, *(norm for each in layers for norm in (each.norm, each.feed_norm, *each.head_norms))]
+    states = torch.linspace(-9, 9, 99, dtype=dtype)
+    activations = [each.activation for each in layers if torch.equal(each.activation(states), silu(states))]
+    return {*(norm for norm in norms if is_plain(norm) and norm.weight.dtype == dtype), *activations}
 
 
 def is_common(decoder: Any, linear: Collection[nn.Module]) -> bool:
@@ -137,7 +252,7 @@ def _is_common_layer(layer: Any, linear: Collection[nn.Module], turned: int) -> 
     """`turned` is how many numbers of a head are turned: all, in this kind."""
     if parts_of(layer) != LAYER or parts_of(layer.mlp) != FEED:
         return False
-    if parts_of(layer.self_attn) not in (ATTENTION, ATTENTION | HEAD_NORMS):
+    if parts_of(layer.self_attn) not in (ATTENTION, ATTENTION | {*HEAD_NORMS}):
         return False
     attention, feed = layer.self_attn, layer.mlp
     teams = (

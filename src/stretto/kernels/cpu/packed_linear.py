@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from stretto.engines.native.decode_backend import Steps
+from stretto.engines.native.layout import DecodeLayout
 from stretto.errors import EngineError
 from stretto.kernels.cpu.backward import simple
 from stretto.kernels.cpu.fused_decoder import FusedDecoder, LayoutProbe, close, is_common
-from stretto.models.attention import AttentionLayout
 from stretto.models.load import Policy
 from stretto.models.lora import active_pairs, base_of
 from stretto.weights.tensors import on_threads, same_bits, seal
@@ -128,7 +128,7 @@ class PackedSteps(Steps):
         """States times an ordered weight."""
         return times(states, self._order("head", [weight], torch.cat), bias)
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: AttentionLayout) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: DecodeLayout) -> Tensor:
         """Hidden states, as the policy computes them."""
         # Adapters are switched on and off only while nothing is decoded, and after that all is made anew.
         self.ready = {first: each for first, each in self.ready.items() if each.stamp == stamp_of(each.watched)}
@@ -167,13 +167,12 @@ class PackedSteps(Steps):
         self.ready.clear()
         self.ordered.clear()
 
-    def _try(self, tokens: Tensor, positions: Tensor, layout: AttentionLayout) -> Tensor:
+    def _try(self, tokens: Tensor, positions: Tensor, layout: DecodeLayout) -> Tensor:
         """A step computed both ways; from now on as it is written here, if that gives the same."""
         listening = LayoutProbe(layout)
-        expected = super().hidden(tokens, positions, listening)
-        written = FusedDecoder(
-            decoder=self.policy.network.get_decoder(), together=self._together, asked=listening.heard
-        )
+        expected = self.policy.hidden(tokens, positions, listening)
+        decoder = self.policy.network.get_decoder()
+        written = FusedDecoder(decoder, self._together, asked=listening.heard, kernels=self.kernels)
         found = written.hidden(tokens, positions, layout)
         self.tried = True
         if not close(found, expected):

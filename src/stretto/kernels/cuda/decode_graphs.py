@@ -24,8 +24,9 @@ from torch.nn.functional import pad
 
 from stretto.engines.native.admission import GRAIN, rounded
 from stretto.engines.native.batch import DecodeBatch
-from stretto.engines.native.cache import DecodeLayout, KeyValueCache, SharedPrefixes
+from stretto.engines.native.cache import KeyValueCache, SharedPrefixes
 from stretto.engines.native.decode_backend import Steps, newest, places
+from stretto.engines.native.layout import DecodeLayout
 from stretto.engines.native.sampling import draw_from
 from stretto.kernels.cpu.packed_linear import PackedSteps, packs
 from stretto.kernels.cuda.graph_cache import Graph, Outputs, Recordings, Tape

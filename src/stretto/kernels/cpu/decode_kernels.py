@@ -1,0 +1,227 @@
+"""The parts of decode steps that are written in C (`decode_kernels.c`), compiled when a process first needs them.
+
+As on a GPU, where kernels are compiled when they are first used. It takes less than a second, and a C compiler with
+OpenMP. Without one, or where what it made does not give what torch gives, steps are computed by torch's operations.
+
+T tokens of a step, n sequences of w each, H query heads, K key and value heads, D head size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from itertools import repeat
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+
+from stretto.kernels.cpu.compiler import build
+
+QUERIES = 1 << 14
+"""Most numbers of the queries that look at one key head: they stand on a thread's stack."""
+SAME = {torch.bfloat16: 2e-2, torch.float32: 1e-5}
+"""By how much the kernels may differ from torch in the trial, by type of states."""
+RUNTIMES = ("libgomp", "libomp", "libiomp")
+
+POINTER, COUNT, REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
+ARGUMENTS = {
+    "norm": (*repeat(POINTER, 3), *repeat(COUNT, 2), REAL),
+    "gate": (*repeat(POINTER, 2), *repeat(COUNT, 2)),
+    "attend": (*repeat(POINTER, 12), *repeat(COUNT, 10), *repeat(REAL, 2)),
+    "weigh": (*repeat(POINTER, 3), *repeat(COUNT, 3)),
+}
+"""Of every kernel, as C has them."""
+
+Kernel = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTurn:
+    """How the heads of queries and keys are turned, in one layer."""
+
+    cosine: Tensor
+    """(T, 1, D)."""
+    sine: Tensor
+    """(T, 1, D), the first half with its sign changed."""
+    norms: tuple[Tensor, Tensor] | None = None
+    """Weights of norms that come first, the queries' and the keys', in models that have them."""
+    eps: float = 0.0
+    """What norms add below the root."""
+
+    @property
+    def places(self) -> tuple[int | None, ...]:
+        """Where in memory all of it is."""
+        norms = (None, None) if self.norms is None else (self.norms[0].data_ptr(), self.norms[1].data_ptr())
+        return self.cosine.data_ptr(), self.sine.data_ptr(), *norms
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeKernels:
+    """The kernels for states of one type; rows are contiguous unless said."""
+
+    dtype: torch.dtype
+    """The type."""
+    normed: Kernel
+    gated: Kernel
+    attended: Kernel
+    weighed: Kernel
+
+    def norm(self, states: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """RMS norm of (T, W) states."""
+        out = torch.empty_like(states)
+        self.normed(states.data_ptr(), weight.data_ptr(), out.data_ptr(), *states.shape, eps)
+        return out
+
+    def gate(self, both: Tensor) -> Tensor:
+        """(T, 2F) gates, and what passes through them -> (T, F)."""
+        rows, width = both.shape
+        out = both.new_empty(rows, width // 2)
+        self.gated(both.data_ptr(), out.data_ptr(), rows, width // 2)
+        return out
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        keys: Tensor,
+        values: Tensor,
+        before: Tensor,
+        scale: float,
+        window: int | None,
+        turn: HeadTurn | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """(1, H, n*w, D) queries and (1, K, n*w, D) keys and values in any order in memory -> (n*w, H, D), and (n*w, H)
+        logarithms of what weights add up to.
+
+        Queries and keys are turned in place, if that is asked. The new keys and values go into (S, K, L, D) `keys` and
+        `values`, after the (n) tokens that each sequence has there `before`.
+        """
+        _, told, capacity, size = keys.shape
+        tokens, asked = query.shape[2], query.shape[1] // told
+        out, totals = query.new_empty(tokens, query.shape[1], size), torch.empty(tokens, query.shape[1])
+        self.attended(
+            query.data_ptr(),
+            key.data_ptr(),
+            value.data_ptr(),
+            *((None, None, None, None) if turn is None else turn.places),
+            keys.data_ptr(),
+            values.data_ptr(),
+            before.data_ptr(),
+            out.data_ptr(),
+            totals.data_ptr(),
+            len(before),
+            tokens // len(before),
+            told,
+            asked,
+            size,
+            capacity,
+            query.stride(2),
+            key.stride(2),
+            value.stride(2),
+            window or 0,
+            scale,
+            0.0 if turn is None else turn.eps,
+        )
+        return out, totals
+
+    def weigh(self, products: Tensor, temperatures: Tensor, block: int) -> Tensor:
+        """(T, V) logits, before their (T, 1) temperatures in fp32 -> (T, M) log of summed exponentials of blocks."""
+        rows, vocabulary = products.shape
+        out = torch.empty(rows, -(-vocabulary // block))
+        self.weighed(products.data_ptr(), temperatures.data_ptr(), out.data_ptr(), rows, vocabulary, block)
+        return out
+
+    def attends(self, query: Tensor, key: Tensor, value: Tensor, keys: Tensor) -> bool:
+        """True if heads lie one after the other and are of one size and type."""
+        size = keys.shape[3]
+        return (
+            query.shape[3] == value.shape[3] == size
+            and query.dtype == value.dtype == keys.dtype == self.dtype
+            and query.stride(1) == key.stride(1) == value.stride(1) == size
+            and query.stride(3) == key.stride(3) == value.stride(3) == 1
+            and query.shape[1] // key.shape[1] * size <= QUERIES
+        )
+
+
+@cache
+def decode_kernels(dtype: torch.dtype) -> DecodeKernels | None:
+    """The kernels for states of this type; none if this machine cannot have them."""
+    before = _runtimes()
+    if dtype not in SAME or not before:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder, "decode_kernels.so")
+        if build(target, bf16=dtype == torch.bfloat16) is not None:
+            return None
+        try:
+            library = ctypes.CDLL(str(target))
+        except OSError:  # a folder from which nothing may be started
+            return None
+    if _runtimes() != before:  # threads of its own would be in the way of torch's
+        return None
+    for name, arguments in ARGUMENTS.items():
+        kernel = getattr(library, name)
+        kernel.argtypes, kernel.restype = arguments, None
+    kernels = DecodeKernels(dtype, library.norm, library.gate, library.attend, library.weigh)
+    return kernels if _agree(kernels, dtype) else None
+
+
+def _runtimes() -> set[str]:
+    """Files of the OpenMP runtimes that this process has."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # not Linux
+        return set()
+    paths = {line.split(maxsplit=5)[-1] for line in lines}
+    return {path for path in paths if Path(path).name.startswith(RUNTIMES)}
+
+
+@torch.no_grad()
+def _agree(kernels: DecodeKernels, dtype: torch.dtype) -> bool:
+    """Whether they give what torch gives, tried on small numbers."""
+    numbers = torch.Generator().manual_seed(0)
+    tokens, asking, told, size = 3, 4, 2, 24
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=numbers).to(dtype)
+
+    states, weight, both = random(tokens, 40), random(40), random(tokens, 80)
+    rows, norms, angles = random(tokens, asking + 2 * told, size), random(2, size), random(tokens, 1, size)
+    cosine, sine, change = angles.cos(), angles.sin(), torch.tensor([-1, 1]).repeat_interleave(size // 2)
+    queries = rms_norm(rows[:, :asking], (size,), norms[0], 1e-5)
+    turned = torch.cat([queries, rms_norm(rows[:, asking:-told], (size,), norms[1], 1e-5)], dim=1)
+    turned = turned * cosine + turned.roll(size // 2, -1) * (sine * change)
+    keys, values = random(tokens, told, 70, size), random(tokens, told, 70, size)
+    before = torch.tensor([0, 40, 69])
+    heads, turn = rows.clone(), HeadTurn(cosine, sine * change, (norms[0], norms[1]), 1e-5)
+    parts = (heads[:, :asking], heads[:, asking:-told], heads[:, -told:])
+    query, key, value = (part.transpose(0, 1)[None] for part in parts)
+    found, totals = kernels.attend(
+        query, key, value, keys=keys, values=values, before=before, scale=0.2, window=None, turn=turn
+    )
+    expected = []
+    for row, length in enumerate((before + 1).tolist()):
+        known, seen = (each[row, :, :length].float().repeat_interleave(asking // told, 0) for each in (keys, values))
+        asked = heads[row, :asking, None].float()
+        expected.append(scaled_dot_product_attention(asked, known, seen, scale=0.2)[:, 0])
+    pairs = [
+        (kernels.norm(states, weight, 1e-5), rms_norm(states, (40,), weight, 1e-5)),
+        (kernels.gate(both), silu(both[:, :40]) * both[:, 40:]),
+        (heads[:, :-told], turned),
+        (found, torch.stack(expected)),
+        (kernels.weigh(both, torch.full((tokens, 1), 0.7), 32), _sums(both.float() / 0.7, 32)),
+    ]
+    alike = all(torch.allclose(one.float(), other.float(), rtol=SAME[dtype], atol=SAME[dtype]) for one, other in pairs)
+    return alike and bool(totals.isfinite().all())
+
+
+def _sums(logits: Tensor, block: int) -> Tensor:
+    """As `DecodeKernels.weigh`, of logits."""
+    return torch.stack([part.logsumexp(-1) for part in logits.split(block, -1)], dim=1)
