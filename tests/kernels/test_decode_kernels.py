@@ -101,13 +101,15 @@ def test_attention_over_what_sequences_keep(kernels, size, asking, told, width, 
     heads = random(kernels, n * width, asking + 2 * told, size)
     keys, values = (random(kernels, n, told, capacity, size, seed=seed) for seed in (1, 2))
     kept = keys.clone(), values.clone()
-    query, key, value = (part.transpose(0, 1)[None] for part in heads.split((asking, told, told), dim=1))
+    query, key, value = heads.split((asking, told, told), dim=1)
     where = {"keys": keys, "values": values, "before": before, "window": window}
-    assert kernels.attends(query, key, value, keys)
+    assert kernels.attends(query, key, value)
     found, totals = kernels.attend(query, key, value, **where, scale=size**-0.5)
     for row, length in enumerate(before.tolist()):
         for states, new, old in ((keys, key, kept[0]), (values, value, kept[1])):
-            assert torch.equal(states[row, :, length : length + width], new[0, :, row * width : (row + 1) * width])
+            assert torch.equal(
+                states[row, :, length : length + width], new[row * width : (row + 1) * width].transpose(0, 1)
+            )
             assert torch.equal(states[row, :, :length], old[row, :, :length])
             assert torch.equal(states[row, :, length + width :], old[row, :, length + width :])
         for token in range(width):
@@ -133,7 +135,7 @@ def test_heads_are_turned_where_they_are(kernels, normed):
     # As transformers turn them, rounded at the same places.
     halves = torch.cat([-expected[..., size // 2 :], expected[..., : size // 2]], dim=-1)
     expected = expected * cosine + halves * sine
-    query, key, value = (part.transpose(0, 1)[None] for part in heads.split((asking, told, told), dim=1))
+    query, key, value = heads.split((asking, told, told), dim=1)
     keys, values = (torch.zeros(tokens, told, 64, size, dtype=kernels.dtype) for _ in range(2))
     kernels.attend(
         query,
@@ -151,12 +153,12 @@ def test_heads_are_turned_where_they_are(kernels, normed):
 
 
 def test_they_are_not_asked_about_heads_that_lie_otherwise(kernels):
-    heads, keys = random(kernels, 3, 8, 16), random(kernels, 3, 4, 64, 16)
-    query, key, value = (heads[:, :4].transpose(0, 1)[None], *2 * [heads[:, 4:].transpose(0, 1)[None]])
-    assert kernels.attends(query, key, value, keys)
-    assert not kernels.attends(query.contiguous(), key, value, keys)
-    assert not kernels.attends(query.double(), key, value, keys)
-    assert not kernels.attends(query, key, value[..., :8], keys)
+    heads = random(kernels, 3, 8, 16)
+    query, rest = heads[:, :4], heads[:, 4:]
+    assert kernels.attends(query, rest, rest)
+    assert not kernels.attends(query.transpose(0, 1).contiguous().transpose(0, 1), rest, rest)
+    assert not kernels.attends(query.double(), rest, rest)
+    assert not kernels.attends(query, rest, rest[..., :8])
 
 
 def test_a_machine_without_a_compiler_goes_without(anew, monkeypatch):

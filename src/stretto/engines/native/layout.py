@@ -52,6 +52,16 @@ class DecodeLayout:
     """Its queries look at what was kept before."""
 
     def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
+    ) -> Tensor:
+        """(1, H, n*w, D): the row holds the new tokens sequence after sequence."""
+        rows = [each[0].transpose(0, 1) for each in (query, key, value)]
+        if self.kernels is not None and self.kernels.attends(*rows):
+            return self.attend_rows(layer, *rows, scale=scale, window=window).transpose(0, 1)[None]
+        self.keep(layer, key, value)
+        return self.look(layer, query, key, value, scale=scale, window=window)
+
+    def attend_rows(
         self,
         layer: int,
         query: Tensor,
@@ -62,13 +72,10 @@ class DecodeLayout:
         window: int | None,
         turn: HeadTurn | None = None,
     ) -> Tensor:
-        """(1, H, n*w, D): the row holds the new tokens sequence after sequence. Who has `kernels` may leave it to them
-        to `turn` queries and keys."""
-        keys, values = self.cache.at(layer, key, value)
-        if self.kernels is None or not self.kernels.attends(query, key, value, keys):
-            assert turn is None
-            self.keep(layer, key, value)
-            return self.look(layer, query, key, value, scale=scale, window=window)
+        """(n*w, H, D) queries and (n*w, K, D) keys and values, which are to `turn` first -> (n*w, H, D), by a kernel
+        over the sequences' own keys and one over their prefixes'."""
+        assert self.kernels is not None
+        keys, values = self.cache.at(layer, key.transpose(0, 1)[None], value.transpose(0, 1)[None])
         output, totals = self.kernels.attend(
             query,
             key,
@@ -76,16 +83,15 @@ class DecodeLayout:
             keys=keys,
             values=values,
             before=self._before(),
-            scale=query.shape[3] ** -0.5 if scale is None else scale,
+            scale=query.shape[2] ** -0.5 if scale is None else scale,
             window=window,
             turn=turn,
         )
-        if self.prefixes is not None:
-            apart, sums = (self._apart(each, key.shape[1]) for each in (output, totals[..., None]))
-            queries = self._apart(query[0].transpose(0, 1), key.shape[1])
-            mixed = self._with_prefixes(layer, queries, apart, sums, scale=scale, window=window)
-            return self._together(mixed.to(value.dtype))
-        return output.transpose(0, 1)[None]
+        if self.prefixes is None:
+            return output
+        queries, own, sums = (self._apart(each, key.shape[1]) for each in (query, output, totals[..., None]))
+        mixed = self._with_prefixes(layer, queries, own, sums, scale=scale, window=window)
+        return self._together(mixed.to(value.dtype))
 
     def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Writes the new tokens' keys and values into the sequences' slots."""
@@ -106,7 +112,7 @@ class DecodeLayout:
         else:
             scaled = queries.to(accum_dtype(query.dtype)) * (size**-0.5 if scale is None else scale)
             output = self._in_parts(layer, scaled, keys, values, window)
-        return self._together(output.to(value.dtype))
+        return self._together(output.to(value.dtype)).transpose(0, 1)[None]
 
     def _apart(self, rows: Tensor, heads: int) -> Tensor:
         """(n*w, H, x) -> (n, K, w*G, x)."""
@@ -114,10 +120,9 @@ class DecodeLayout:
         return rows.reshape(n, self.width, heads, -1, size).transpose(1, 2).reshape(n, heads, -1, size)
 
     def _together(self, output: Tensor) -> Tensor:
-        """(n, K, w*G, D) -> (1, H, n*w, D), in memory token after token, as the layer that follows reads it."""
+        """(n, K, w*G, D) -> (n*w, H, D), in memory token after token, as the layer that follows reads it."""
         n, heads, _, size = output.shape
-        rows = output.view(n, heads, self.width, -1, size).transpose(1, 2)
-        return rows.reshape(n * self.width, -1, size).transpose(0, 1)[None]
+        return output.view(n, heads, self.width, -1, size).transpose(1, 2).reshape(n * self.width, -1, size)
 
     def _by_kernel(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, *, scale: float | None, window: int | None

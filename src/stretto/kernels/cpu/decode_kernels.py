@@ -97,15 +97,15 @@ class DecodeKernels:
         window: int | None,
         turn: HeadTurn | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(1, H, n*w, D) queries and (1, K, n*w, D) keys and values in any order in memory -> (n*w, H, D), and (n*w, H)
-        logarithms of what weights add up to.
+        """(n*w, H, D) queries and (n*w, K, D) keys and values, rows of any stride -> (n*w, H, D), and (n*w, H), the log
+        of what weights add up to.
 
         Queries and keys are turned in place, if that is asked. The new keys and values go into (S, K, L, D) `keys` and
         `values`, after the (n) tokens that each sequence has there `before`.
         """
         _, told, capacity, size = keys.shape
-        tokens, asked = query.shape[2], query.shape[1] // told
-        out, totals = query.new_empty(tokens, query.shape[1], size), torch.empty(tokens, query.shape[1])
+        tokens, asking, _ = query.shape
+        out, totals = query.new_empty(tokens, asking, size), torch.empty(tokens, asking)
         self.attended(
             query.data_ptr(),
             key.data_ptr(),
@@ -119,12 +119,12 @@ class DecodeKernels:
             len(before),
             tokens // len(before),
             told,
-            asked,
+            asking // told,
             size,
             capacity,
-            query.stride(2),
-            key.stride(2),
-            value.stride(2),
+            query.stride(0),
+            key.stride(0),
+            value.stride(0),
             window or 0,
             scale,
             0.0 if turn is None else turn.eps,
@@ -138,14 +138,14 @@ class DecodeKernels:
         self.weighed(products.data_ptr(), temperatures.data_ptr(), out.data_ptr(), rows, vocabulary, block)
         return out
 
-    def attends(self, query: Tensor, key: Tensor, value: Tensor, keys: Tensor) -> bool:
-        """True if heads lie one after the other and are of one size and type."""
-        size = keys.shape[3]
+    def attends(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
+        """True if (T, any, D) heads are of one size and of this type, and lie one after the other."""
+        size = query.shape[2]
         return (
-            query.shape[3] == value.shape[3] == size
-            and query.dtype == value.dtype == keys.dtype == self.dtype
+            key.shape[2] == value.shape[2] == size
+            and query.dtype == key.dtype == value.dtype == self.dtype
             and query.stride(1) == key.stride(1) == value.stride(1) == size
-            and query.stride(3) == key.stride(3) == value.stride(3) == 1
+            and query.stride(2) == key.stride(2) == value.stride(2) == 1
             and query.shape[1] // key.shape[1] * size <= QUERIES
         )
 
@@ -202,10 +202,7 @@ def _agree(kernels: DecodeKernels, dtype: torch.dtype) -> bool:
     before = torch.tensor([0, 40, 69])
     heads, turn = rows.clone(), HeadTurn(cosine, sine * change, (norms[0], norms[1]), 1e-5)
     parts = (heads[:, :asking], heads[:, asking:-told], heads[:, -told:])
-    query, key, value = (part.transpose(0, 1)[None] for part in parts)
-    found, totals = kernels.attend(
-        query, key, value, keys=keys, values=values, before=before, scale=0.2, window=None, turn=turn
-    )
+    found, totals = kernels.attend(*parts, keys=keys, values=values, before=before, scale=0.2, window=None, turn=turn)
     expected = []
     for row, length in enumerate((before + 1).tolist()):
         known, seen = (each[row, :, :length].float().repeat_interleave(asking // told, 0) for each in (keys, values))

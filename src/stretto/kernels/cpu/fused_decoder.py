@@ -46,10 +46,10 @@ class FusedLinears(Protocol):
         ...
 
 
-class TurningLayout(Protocol):
+class TurningLayout(AttentionLayout, Protocol):
     """A layout that turns heads before it looks, where it is told how."""
 
-    def attend(
+    def attend_rows(
         self,
         layer: int,
         query: Tensor,
@@ -60,7 +60,7 @@ class TurningLayout(Protocol):
         window: int | None,
         turn: HeadTurn | None = None,
     ) -> Tensor:
-        """As `AttentionLayout.attend`."""
+        """(T, H, D), (T, K, D), (T, K, D) -> (T, H, D)."""
         ...
 
 
@@ -182,13 +182,16 @@ class FusedDecoder:
     def _attended(self, layer: FusedLayer, states: Tensor, rotation: Rotation, layout: TurningLayout) -> Tensor:
         """The states with what the layer's attention adds."""
         heads = self.together(layer.mixed).of(self._normed(layer.norm, states)).view(len(states), -1, layer.size)
-        turned, turn = heads[:, : layer.asking + layer.told], self._turn_of(layer, rotation)
-        if turn is None:
-            turned = rotation(self._head_normed(layer, turned))
-        parts = (turned[:, : layer.asking], turned[:, layer.asking :], heads[:, layer.asking + layer.told :])
-        query, key, value = (part.transpose(0, 1)[None] for part in parts)
-        seen = layout.attend(layer.number, query, key, value, **layer.how, turn=turn)
-        return self.together(layer.output).of(seen[0].transpose(0, 1).flatten(1), onto=states)
+        keys, values = layer.asking, layer.asking + layer.told  # where they begin
+        if (turn := self._turn_of(layer, rotation)) is not None:
+            parts = (heads[:, :keys], heads[:, keys:values], heads[:, values:])
+            seen = layout.attend_rows(layer.number, *parts, **layer.how, turn=turn)
+        else:
+            turned = rotation(self._head_normed(layer, heads[:, :values]))
+            parts = (turned[:, :keys], turned[:, keys:], heads[:, values:])
+            query, key, value = (part.transpose(0, 1)[None] for part in parts)
+            seen = layout.attend(layer.number, query, key, value, **layer.how)[0].transpose(0, 1)
+        return self.together(layer.output).of(seen.flatten(1), onto=states)
 
     def _fed(self, layer: FusedLayer, states: Tensor) -> Tensor:
         """The states with what the layer's feed-forward part adds."""
