@@ -29,7 +29,7 @@ from stretto.engines.base import Completion, Engine, Request, noise_key
 from stretto.engines.native.engine import NativeEngine
 from stretto.models.load import Policy, choose_device, load
 from stretto.models.logprob_head import Head
-from stretto.models.memory import keep_memory
+from stretto.models.memory import freeze_loaded, keep_memory
 from stretto.models.source import locate
 from stretto.recipe.schema import BatchSection as BatchSection
 from stretto.recipe.schema import (
@@ -251,9 +251,10 @@ def rollout(job: Job) -> JobResult:
     """Generation, and in how many places sampling an answer alone, or the batch without drafts, gives other tokens."""
     rounds, lengths = read_prompts(job), answer_lengths(job.case)
     section, device = model_section(job.model, job.case), choose_device("auto")
-    keep_memory()  # as a run's workers do
+    keep_memory()  # this and what follows as in a run
     policy = load(section, locate(section.name, Path(job.model)), seed=SEED, device=device)
     engine, seconds = NativeEngine(endless(policy), graphs=True), []
+    freeze_loaded()
     for asked in rounds:
         wanted = requests(asked, lengths)
         begun = time.perf_counter()

@@ -12,6 +12,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(BF16) && defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 #ifdef BF16
 typedef uint16_t number;
 
@@ -111,6 +115,16 @@ static inline void turn(number *states, const number *norm, const number *cosine
 enum { LANES = 16 };
 typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
 
+#if defined(BF16) && defined(__AVX512BF16__)
+/* Numbers that the processor multiplies as they are, two by two. */
+#define PAIRS 32
+
+static inline lanes paired(lanes sums, const number *one, const number *other) {
+    __m512bh left = (__m512bh)_mm512_loadu_si512(one), right = (__m512bh)_mm512_loadu_si512(other);
+    return (lanes)_mm512_dpbf16_ps((__m512)sums, left, right);
+}
+#endif
+
 /* One step of adding up the numbers of two vectors: neighbours of so many numbers are added, and take turns. */
 #define HALVES(one, other, ...) __builtin_shufflevector(one, other, __VA_ARGS__)
 #define EIGHTS(one, other)                                                                       \
@@ -159,7 +173,10 @@ static inline __attribute__((always_inline)) void look(const number *queries, co
     for (long each = 0; each < asked; each++) most[each] = -INFINITY, shares[each] = 0;
     for (long start = 0; start < count; start += BLOCK) {
         long here = count - start < BLOCK ? count - start : BLOCK;
-        widen(keys + start * size, known, here, size, chunks);
+#ifdef PAIRS
+        if (size % PAIRS)
+#endif
+            widen(keys + start * size, known, here, size, chunks);
         widen(values + start * size, told, here, size, chunks);
         for (long each = 0; each < asked; each++) {
             float top = most[each], share = 0;
@@ -167,9 +184,18 @@ static inline __attribute__((always_inline)) void look(const number *queries, co
                 lanes products[LANES];
 #pragma GCC unroll 16
                 for (long key = 0; key < LANES; key++) {
-                    products[key] = query[each * chunks] * known[(first + key) * chunks];
+                    products[key] = (lanes){0};
+#ifdef PAIRS
+                    if (size % PAIRS == 0) {
+                        long row = start + (first + key < here ? first + key : here - 1);
 #pragma GCC unroll 8
-                    for (long i = 1; i < chunks; i++)
+                        for (long i = 0; i < size; i += PAIRS)
+                            products[key] = paired(products[key], queries + each * size + i, keys + row * size + i);
+                        continue;
+                    }
+#endif
+#pragma GCC unroll 8
+                    for (long i = 0; i < chunks; i++)
                         products[key] += query[each * chunks + i] * known[(first + key) * chunks + i];
                 }
                 lanes scores = totals_of(products) * scale;

@@ -228,7 +228,9 @@ class PackedSteps(Steps):
         stamp = stamp_of(weights)
         found = self.ordered.get(name)
         if found is None or found.stamp != stamp:
-            copy = torch.ops.mkldnn._reorder_linear_weight(merged([weight.detach() for weight in weights]), ROWS)
+            plain = [weight.detach() for weight in weights]
+            whole = plain[0] if len(plain) == 1 and merged is torch.cat else merged(plain)
+            copy = torch.ops.mkldnn._reorder_linear_weight(whole, ROWS)
             trained = any(weight.requires_grad for weight in weights)
             found = self.ordered[name] = Ordered(stamp, copy, trained, weights, merged, seal(memory_of(copy)))
             if not trained and found.unlike() is not None:
