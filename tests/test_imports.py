@@ -114,6 +114,8 @@ FILES = {
     # A rank of a lane has parts of its own, and says whether they are those of the whole.
     "engines.native.lane": BASE | {"engines", "models", "weights.tensors"},
     "kernels.cpu.packed_linear": BASE | {"kernels", "models", "engines.native", "weights.tensors"},
+    # Its threads are to be those of torch.
+    "kernels.cpu.decode_kernels": BASE | {"kernels", "openmp"},
     "kernels.cuda.decode_graphs": BASE | {"kernels", "models", "engines.native"},
     "engines.native.engine": BASE | {"engines", "models", "kernels", "training.packing"},
     # An engine with weights of its own says itself where they are not those that were published.

@@ -57,7 +57,22 @@ def release_threads() -> None:
     wait for each other for a third of a step. It is asked through torch, since wheels call its file by several names.
     Where torch has no libgomp nothing happens.
     """
+    with suppress(OSError, AttributeError):
+        torchs_library().omp_pause_resource_all(SOFT)
+
+
+def torchs_library() -> ctypes.CDLL:
+    """The library through which torch's runtime is asked; an OSError where torch is not loaded, or has no such file."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.__file__ is not None:
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so")).omp_pause_resource_all(SOFT)
+    if torch is None or torch.__file__ is None:
+        raise OSError("torch is not loaded")
+    return ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
+
+
+def is_torchs(library: ctypes.CDLL) -> bool:
+    """True if a library computes with the threads of torch: its runtime is torch's, and not one beside it."""
+    try:
+        theirs, torchs = (each.omp_get_max_threads for each in (library, torchs_library()))
+    except (OSError, AttributeError):
+        return False
+    return ctypes.cast(theirs, ctypes.c_void_p).value == ctypes.cast(torchs, ctypes.c_void_p).value

@@ -66,7 +66,7 @@ def kernels_can_be_compiled(setting: MachineCheck) -> Check | None:
     if wrong is None:
         text = f"{Path(compiler()[0]).name} compiles the kernels of decode steps"
         return Check(name="C compiler", ok=True, text=text)
-    fix = "install gcc (apt install gcc), or name a C compiler with OpenMP in CC, or go on without"
+    fix = "install gcc (apt install gcc), or name a gcc in CC, or go on without"
     return Check(name="C compiler", ok=False, text=f"{wrong}; {SLOWER}", fix=fix)
 
 

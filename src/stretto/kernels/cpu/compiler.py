@@ -6,19 +6,34 @@ import os
 import shlex
 import shutil
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("decode_kernels.c")
-COMPILERS = ("cc", "gcc", "clang")
-OPTIONS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC", "-lm")
+COMPILERS = ("gcc", "cc")
+OPTIONS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC", "-lm", "-Wl,--as-needed")
+RUNTIME = b"libgomp"
+"""What the kernels compute with, if it is to be the threads of torch; clang brings another."""
 SECONDS = 60
 """Most that a compiler is waited for."""
 
 
 def compiler() -> list[str]:
     """The command that compiles C: what CC says, or the first that is there; nothing where none is."""
-    told = shlex.split(os.environ.get("CC", ""))
+    named = os.environ.get("CC", "")
+    try:
+        told = shlex.split(named)
+    except ValueError:  # a quote that does not end
+        told = [named]
     return told or [found for name in COMPILERS if (found := shutil.which(name))][:1]
+
+
+def runtime() -> list[str]:
+    """The file of the OpenMP that torch brings, whatever its name: linked first, it takes the place of the system's."""
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        return []
+    return [str(path) for path in sorted(Path(found.origin).with_name("lib").glob(f"{RUNTIME.decode()}*.so*"))][:1]
 
 
 def build(target: Path, *, bf16: bool) -> str | None:
@@ -26,7 +41,7 @@ def build(target: Path, *, bf16: bool) -> str | None:
     command = compiler()
     if not command:
         return f"there is no C compiler ({', '.join(COMPILERS)})"
-    command = [*command, *(["-DBF16"] if bf16 else []), str(SOURCE), "-o", str(target), *OPTIONS]
+    command = [*command, *(["-DBF16"] if bf16 else []), str(SOURCE), "-o", str(target), *OPTIONS, *runtime()]
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
     except subprocess.CalledProcessError as error:
@@ -36,4 +51,8 @@ def build(target: Path, *, bf16: bool) -> str | None:
         return f"{command[0]} has not ended after {SECONDS} s"
     except OSError as error:
         return f"{command[0]} does not start: {error.strerror}"
+    if not target.exists():
+        return f"{command[0]} writes no library"
+    if RUNTIME not in target.read_bytes():
+        return f"{command[0]} has another OpenMP than {RUNTIME.decode()}, which torch has"
     return None

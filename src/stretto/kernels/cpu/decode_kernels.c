@@ -113,7 +113,7 @@ static inline void turn(number *states, const number *norm, const number *cosine
 
 /* Numbers that are computed with at once; heads are filled up with zeros to multiples of it. */
 enum { LANES = 16 };
-typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
+typedef float lanes __attribute__((vector_size(LANES * sizeof(float)), may_alias));
 
 #if defined(BF16) && defined(__AVX512BF16__)
 /* Numbers that the processor multiplies as they are, two by two. */
@@ -126,7 +126,12 @@ static inline lanes paired(lanes sums, const number *one, const number *other) {
 #endif
 
 /* One step of adding up the numbers of two vectors: neighbours of so many numbers are added, and take turns. */
+#ifdef __clang__
 #define HALVES(one, other, ...) __builtin_shufflevector(one, other, __VA_ARGS__)
+#else
+typedef int32_t places __attribute__((vector_size(LANES * sizeof(int32_t))));
+#define HALVES(one, other, ...) __builtin_shuffle(one, other, (places){__VA_ARGS__})
+#endif
 #define EIGHTS(one, other)                                                                       \
     (HALVES(one, other, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +                \
      HALVES(one, other, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))

@@ -1,7 +1,7 @@
 """The parts of decode steps that are written in C (`decode_kernels.c`), compiled when a process first needs them.
 
-As on a GPU, where kernels are compiled when they are first used. It takes less than a second, and a C compiler with
-OpenMP. Without one, or where what it made does not give what torch gives, steps are computed by torch's operations.
+As on a GPU, where kernels are compiled when they are first used. It takes less than a second and gcc, whose threads are
+those of torch. Without, or where what it made does not give what torch gives, steps are computed by torch's operations.
 
 T tokens of a step, n sequences of w each, H query heads, K key and value heads, D head size.
 """
@@ -21,12 +21,12 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from stretto.kernels.cpu.compiler import build
+from stretto.openmp import is_torchs
 
 QUERIES = 1 << 14
 """Most numbers of the queries that look at one key head: they stand on a thread's stack."""
 SAME = {torch.bfloat16: 2e-2, torch.float32: 1e-5}
 """By how much the kernels may differ from torch in the trial, by type of states."""
-RUNTIMES = ("libgomp", "libomp", "libiomp")
 
 POINTER, COUNT, REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 ARGUMENTS = {
@@ -153,8 +153,7 @@ class DecodeKernels:
 @cache
 def decode_kernels(dtype: torch.dtype) -> DecodeKernels | None:
     """The kernels for states of this type; none if this machine cannot have them."""
-    before = _runtimes()
-    if dtype not in SAME or not before:
+    if dtype not in SAME:
         return None
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "decode_kernels.so")
@@ -164,23 +163,13 @@ def decode_kernels(dtype: torch.dtype) -> DecodeKernels | None:
             library = ctypes.CDLL(str(target))
         except OSError:  # a folder from which nothing may be started
             return None
-    if _runtimes() != before:  # threads of its own would be in the way of torch's
+    if not is_torchs(library):  # threads of its own would be in the way of torch's
         return None
     for name, arguments in ARGUMENTS.items():
         kernel = getattr(library, name)
         kernel.argtypes, kernel.restype = arguments, None
     kernels = DecodeKernels(dtype, library.norm, library.gate, library.attend, library.weigh)
     return kernels if _agree(kernels, dtype) else None
-
-
-def _runtimes() -> set[str]:
-    """Files of the OpenMP runtimes that this process has."""
-    try:
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # not Linux
-        return set()
-    paths = {line.split(maxsplit=5)[-1] for line in lines}
-    return {path for path in paths if Path(path).name.startswith(RUNTIMES)}
 
 
 @torch.no_grad()
