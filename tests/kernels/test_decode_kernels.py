@@ -74,8 +74,12 @@ def test_blocks_of_logits_are_weighed(kernels, vocabulary, block):
 def test_what_is_no_number_stays_none(kernels):
     products = random(kernels, 2, 40)
     products[1, 5] = float("nan")
+    products[0, 20:] = float("nan")
     found = kernels.weigh(products, torch.ones(2, 1), 20)
-    assert found[1, 0].isnan() and found[0].isfinite().all()
+    assert found.isnan().tolist() == [[False, True], [True, False]]
+    both = torch.tensor([[float("-inf"), -1e30, 1e30, 1.0, 1.0, 2.0]], dtype=kernels.dtype)
+    expected = silu(both[:, :3]) * both[:, 3:]
+    torch.testing.assert_close(kernels.gate(both), expected, equal_nan=True)
     states = random(kernels, 2, 16)
     states[0, 0] = float("nan")
     assert kernels.norm(states, torch.ones(16, dtype=kernels.dtype), 1e-5)[0].isnan().all()
@@ -159,6 +163,8 @@ def test_they_are_not_asked_about_heads_that_lie_otherwise(kernels):
     assert not kernels.attends(query.transpose(0, 1).contiguous().transpose(0, 1), rest, rest)
     assert not kernels.attends(query.double(), rest, rest)
     assert not kernels.attends(query, rest, rest[..., :8])
+    alone = rest[:, :1].transpose(0, 1).contiguous().transpose(0, 1)  # of one head, whose stride nobody reads
+    assert alone.stride(1) != 16 and kernels.attends(query, alone, alone)
 
 
 def test_a_machine_without_a_compiler_goes_without(anew, monkeypatch):

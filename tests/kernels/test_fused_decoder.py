@@ -61,13 +61,16 @@ OTHERS = {
 def test_families_of_the_common_kind_are_written_out_and_say_the_same(family, compiled, monkeypatch):
     policy = policy_from(COMMON[family](), dtype=torch.float32)
     monkeypatch.setattr(decode_backend, "decode_kernels", lambda dtype: None)
+    looked = []
     plain = sampled(policy, Steps(policy))
     if compiled:
         monkeypatch.undo()
-        monkeypatch.setattr(DecodeLayout, "look", None)  # all of attention is the kernels'
+        look = DecodeLayout.look
+        monkeypatch.setattr(DecodeLayout, "look", lambda *args, **how: looked.append(1) or look(*args, **how))
     steps = PackedSteps(policy)
     found = sampled(policy, steps)
     assert steps.written is not None and (steps.kernels is not None) is compiled
+    assert len(looked) == (SIZES["num_hidden_layers"] if compiled else 0)  # in the step that is computed both ways
     for key, answer in plain.items():
         assert found[key].tokens.tolist() == answer.tokens.tolist()
         assert found[key].logprobs == pytest.approx(answer.logprobs, abs=ROUNDING)

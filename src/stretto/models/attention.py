@@ -2,7 +2,7 @@
 
 A forward passes its layout as the keyword `stretto_layout` (never as global state: with gradient checkpointing the
 backward recomputes a forward later, and a global would then describe another row). The layout decides who sees whom.
-Two exist: the tree of segments here, for training and prefill, and the decode batch of `stretto.engines.native.cache`.
+Two exist: the tree of segments here, for training and prefill, and the decode batch of `stretto.engines.native.layout`.
 
 Shapes: T tokens of the row, H query heads, K key and value heads, D head size; query is (1, H, T, D).
 """

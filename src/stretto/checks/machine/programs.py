@@ -3,6 +3,7 @@ a compiler."""
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -61,8 +62,13 @@ def kernels_can_be_compiled(setting: MachineCheck) -> Check | None:
     native = setting.recipe is None or setting.recipe.engine.kind == "native"
     if setting.uses_gpu or not native or sys.platform != "linux":
         return None
-    with TemporaryDirectory() as folder:
-        wrong = build(Path(folder, "decode_kernels.so"), bf16=True)
+    try:
+        with TemporaryDirectory() as folder:
+            target = Path(folder, "decode_kernels.so")
+            if (wrong := build(target, bf16=True)) is None:
+                ctypes.CDLL(str(target))
+    except OSError as error:
+        wrong = f"what {Path(compiler()[0]).name} compiles cannot be loaded: {error}"
     if wrong is None:
         text = f"{Path(compiler()[0]).name} compiles the kernels of decode steps"
         return Check(name="C compiler", ok=True, text=text)

@@ -1,7 +1,7 @@
 /* What a decode step computes between its products with weights, one call for each part of a layer.
  *
  * The processor spends a decode step on reading weights, which push everything else out of its caches. So a layer of
- * some fifty small operations spends most of its time on calling them and on fetching their code and their rows anew.
+ * a hundred small operations spends most of its time on calling them and on fetching their code and their rows anew.
  * Here each part is one pass over rows that stay where they are, on the threads of torch (one OpenMP runtime serves
  * both). Numbers are rounded where the layers of transformers round them.
  *
@@ -92,7 +92,8 @@ void gate(const number *both, number *out, long rows, long width) {
 #pragma omp simd
         for (long i = 0; i < width; i++) {
             float value = wide(gates[i]);
-            out[row * width + i] = narrow(rounded(value / (1.0f + exponential(-value))) * wide(ups[i]));
+            float silu = value < -88.0f ? value * 0.0f : value / (1.0f + exponential(-value));
+            out[row * width + i] = narrow(rounded(silu) * wide(ups[i]));
         }
     }
 }
@@ -164,26 +165,26 @@ static inline void widen(const number *rows, lanes *out, long count, long size, 
 /* What the queries of one token and one key head see of `count` keys: sums of values for each of G queries, and the
  * logarithm of what the weights add up to. The largest score so far is taken out as keys come, block by block. */
 static inline __attribute__((always_inline)) void look(const number *queries, const number *keys, const number *values,
-                                                       number *out, float *totals, long asked, long count, long size,
+                                                       number *out, float *totals, long group, long count, long size,
                                                        const long chunks, float scale) {
-    lanes query[asked * chunks], sums[asked * chunks], known[BLOCK * chunks], told[BLOCK * chunks];
-    float most[asked], shares[asked], weights[BLOCK];
+    lanes query[group * chunks], sums[group * chunks], wide_keys[BLOCK * chunks], wide_values[BLOCK * chunks];
+    float most[group], shares[group], weights[BLOCK];
     if (size < chunks * LANES) {
         memset(query, 0, sizeof query);
-        memset(known, 0, sizeof known);
-        memset(told, 0, sizeof told);
+        memset(wide_keys, 0, sizeof wide_keys);
+        memset(wide_values, 0, sizeof wide_values);
     }
     memset(sums, 0, sizeof sums);
-    widen(queries, query, asked, size, chunks);
-    for (long each = 0; each < asked; each++) most[each] = -INFINITY, shares[each] = 0;
+    widen(queries, query, group, size, chunks);
+    for (long each = 0; each < group; each++) most[each] = -INFINITY, shares[each] = 0;
     for (long start = 0; start < count; start += BLOCK) {
         long here = count - start < BLOCK ? count - start : BLOCK;
 #ifdef PAIRS
         if (size % PAIRS)
 #endif
-            widen(keys + start * size, known, here, size, chunks);
-        widen(values + start * size, told, here, size, chunks);
-        for (long each = 0; each < asked; each++) {
+            widen(keys + start * size, wide_keys, here, size, chunks);
+        widen(values + start * size, wide_values, here, size, chunks);
+        for (long each = 0; each < group; each++) {
             float top = most[each], share = 0;
             for (long first = 0; first < here; first += LANES) {
                 lanes products[LANES];
@@ -201,7 +202,7 @@ static inline __attribute__((always_inline)) void look(const number *queries, co
 #endif
 #pragma GCC unroll 8
                     for (long i = 0; i < chunks; i++)
-                        products[key] += query[each * chunks + i] * known[(first + key) * chunks + i];
+                        products[key] += query[each * chunks + i] * wide_keys[(first + key) * chunks + i];
                 }
                 lanes scores = totals_of(products) * scale;
                 memcpy(weights + first, &scores, sizeof scores);
@@ -221,12 +222,12 @@ static inline __attribute__((always_inline)) void look(const number *queries, co
             for (long i = 0; i < chunks; i++) sum[i] = sums[each * chunks + i] * kept;
             for (long key = 0; key < here; key++)
 #pragma GCC unroll 8
-                for (long i = 0; i < chunks; i++) sum[i] += weights[key] * told[key * chunks + i];
+                for (long i = 0; i < chunks; i++) sum[i] += weights[key] * wide_values[key * chunks + i];
 #pragma GCC unroll 8
             for (long i = 0; i < chunks; i++) sums[each * chunks + i] = sum[i];
         }
     }
-    for (long each = 0; each < asked; each++) {
+    for (long each = 0; each < group; each++) {
         const float *sum = (const float *)(sums + each * chunks);
         totals[each] = most[each] + logf(shares[each]);
 #pragma omp simd
@@ -242,22 +243,22 @@ static inline __attribute__((always_inline)) void look(const number *queries, co
  * (n*w, K*G, D) and (n*w, K*G) totals, is not. */
 void attend(number *queries, number *keys, const number *values, const number *cosines, const number *sines,
             const number *query_norm, const number *key_norm, number *kept_keys, number *kept_values,
-            const int64_t *before, number *out, float *totals, long sequences, long tokens, long heads, long asked,
+            const int64_t *before, number *out, float *totals, long sequences, long tokens, long heads, long group,
             long size, long capacity, long query_stride, long key_stride, long value_stride, long window, float scale,
             float eps) {
-#pragma omp parallel for collapse(2) schedule(dynamic, 4)
+#pragma omp parallel for collapse(2) schedule(dynamic)
     for (long sequence = 0; sequence < sequences; sequence++)
         for (long head = 0; head < heads; head++) {
             long slot = (sequence * heads + head) * capacity * size, first = sequence * tokens;
             number *my_keys = kept_keys + slot, *my_values = kept_values + slot;
             for (long token = first; token < first + tokens; token++) {
-                number *asking = queries + token * query_stride + head * asked * size;
+                number *asking = queries + token * query_stride + head * group * size;
                 number *key = keys + token * key_stride + head * size;
                 const number *value = values + token * value_stride + head * size;
                 long place = (before[sequence] + token - first) * size;
                 if (cosines) {
                     const number *cosine = cosines + token * size, *sine = sines + token * size;
-                    for (long each = 0; each < asked; each++)
+                    for (long each = 0; each < group; each++)
                         turn(asking + each * size, query_norm, cosine, sine, size, eps);
                     turn(key, key_norm, cosine, sine, size, eps);
                 }
@@ -267,16 +268,16 @@ void attend(number *queries, number *keys, const number *values, const number *c
             for (long token = 0; token < tokens; token++) {
                 long end = before[sequence] + token + 1;
                 long begin = window > 0 ? end - window : 0;
-                long result = ((first + token) * heads + head) * asked;
+                long result = ((first + token) * heads + head) * group;
                 if (begin < 0) begin = 0;
-                const number *asking = queries + (first + token) * query_stride + head * asked * size;
-                const number *known = my_keys + begin * size, *told = my_values + begin * size;
+                const number *asking = queries + (first + token) * query_stride + head * group * size;
+                const number *seen_keys = my_keys + begin * size, *seen_values = my_values + begin * size;
                 if (size == 64)
-                    look(asking, known, told, out + result * size, totals + result, asked, end - begin, 64, 4, scale);
+                    look(asking, seen_keys, seen_values, out + result * size, totals + result, group, end - begin, 64, 4, scale);
                 else if (size == 128)
-                    look(asking, known, told, out + result * size, totals + result, asked, end - begin, 128, 8, scale);
+                    look(asking, seen_keys, seen_values, out + result * size, totals + result, group, end - begin, 128, 8, scale);
                 else
-                    look(asking, known, told, out + result * size, totals + result, asked, end - begin, size,
+                    look(asking, seen_keys, seen_values, out + result * size, totals + result, group, end - begin, size,
                          (size + LANES - 1) / LANES, scale);
             }
         }
@@ -291,10 +292,15 @@ void weigh(const number *products, const float *temperatures, float *out, long r
             const number *mine = products + row * vocabulary + each * block;
             long count = vocabulary - each * block < block ? vocabulary - each * block : block;
             float cool = 1.0f / temperatures[row], top = -INFINITY, sum = 0;
-#pragma omp simd reduction(max : top)
-            for (long i = 0; i < count; i++) top = wide(mine[i]) > top ? wide(mine[i]) : top;
+            int wrong = 0;
+#pragma omp simd reduction(max : top) reduction(| : wrong)
+            for (long i = 0; i < count; i++) {
+                float value = wide(mine[i]);
+                top = value > top ? value : top;
+                wrong |= value != value;
+            }
 #pragma omp simd reduction(+ : sum)
             for (long i = 0; i < count; i++) sum += exponential((wide(mine[i]) - top) * cool);
-            out[row * blocks + each] = top > -INFINITY ? top * cool + logf(sum) : top;
+            out[row * blocks + each] = wrong ? NAN : top > -INFINITY ? top * cool + logf(sum) : top;
         }
 }

@@ -1,6 +1,6 @@
 """The parts of decode steps that are written in C (`decode_kernels.c`), compiled when a process first needs them.
 
-As on a GPU, where kernels are compiled when they are first used. It takes less than a second and gcc, whose threads are
+As on a GPU, where kernels are compiled when they are first used. It takes a second and gcc, whose threads are
 those of torch. Without, or where what it made does not give what torch gives, steps are computed by torch's operations.
 
 T tokens of a step, n sequences of w each, H query heads, K key and value heads, D head size.
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import rms_norm, silu
 
 from stretto.kernels.cpu.compiler import build
 from stretto.openmp import is_torchs
@@ -103,9 +103,9 @@ class DecodeKernels:
         Queries and keys are turned in place, if that is asked. The new keys and values go into (S, K, L, D) `keys` and
         `values`, after the (n) tokens that each sequence has there `before`.
         """
-        _, told, capacity, size = keys.shape
-        tokens, asking, _ = query.shape
-        out, totals = query.new_empty(tokens, asking, size), torch.empty(tokens, asking)
+        _, kv_heads, capacity, size = keys.shape
+        tokens, query_heads, _ = query.shape
+        out, totals = query.new_empty(tokens, query_heads, size), torch.empty(tokens, query_heads)
         self.attended(
             query.data_ptr(),
             key.data_ptr(),
@@ -118,8 +118,8 @@ class DecodeKernels:
             totals.data_ptr(),
             len(before),
             tokens // len(before),
-            told,
-            asking // told,
+            kv_heads,
+            query_heads // kv_heads,
             size,
             capacity,
             query.stride(0),
@@ -144,7 +144,7 @@ class DecodeKernels:
         return (
             key.shape[2] == value.shape[2] == size
             and query.dtype == key.dtype == value.dtype == self.dtype
-            and query.stride(1) == key.stride(1) == value.stride(1) == size
+            and all(each.shape[1] == 1 or each.stride(1) == size for each in (query, key, value))
             and query.stride(2) == key.stride(2) == value.stride(2) == 1
             and query.shape[1] // key.shape[1] * size <= QUERIES
         )
@@ -155,14 +155,14 @@ def decode_kernels(dtype: torch.dtype) -> DecodeKernels | None:
     """The kernels for states of this type; none if this machine cannot have them."""
     if dtype not in SAME:
         return None
-    with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder, "decode_kernels.so")
-        if build(target, bf16=dtype == torch.bfloat16) is not None:
-            return None
-        try:
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            target = Path(folder, "decode_kernels.so")
+            if build(target, bf16=dtype == torch.bfloat16) is not None:
+                return None
             library = ctypes.CDLL(str(target))
-        except OSError:  # a folder from which nothing may be started
-            return None
+    except OSError:  # no folder for it, or one from which nothing may be started
+        return None
     if not is_torchs(library):  # threads of its own would be in the way of torch's
         return None
     for name, arguments in ARGUMENTS.items():
@@ -174,40 +174,53 @@ def decode_kernels(dtype: torch.dtype) -> DecodeKernels | None:
 
 @torch.no_grad()
 def _agree(kernels: DecodeKernels, dtype: torch.dtype) -> bool:
-    """Whether they give what torch gives, tried on small numbers."""
-    numbers = torch.Generator().manual_seed(0)
-    tokens, asking, told, size = 3, 4, 2, 24
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=numbers).to(dtype)
-
-    states, weight, both = random(tokens, 40), random(40), random(tokens, 80)
-    rows, norms, angles = random(tokens, asking + 2 * told, size), random(2, size), random(tokens, 1, size)
-    cosine, sine, change = angles.cos(), angles.sin(), torch.tensor([-1, 1]).repeat_interleave(size // 2)
-    queries = rms_norm(rows[:, :asking], (size,), norms[0], 1e-5)
-    turned = torch.cat([queries, rms_norm(rows[:, asking:-told], (size,), norms[1], 1e-5)], dim=1)
-    turned = turned * cosine + turned.roll(size // 2, -1) * (sine * change)
-    keys, values = random(tokens, told, 70, size), random(tokens, told, 70, size)
-    before = torch.tensor([0, 40, 69])
-    heads, turn = rows.clone(), HeadTurn(cosine, sine * change, (norms[0], norms[1]), 1e-5)
-    parts = (heads[:, :asking], heads[:, asking:-told], heads[:, -told:])
-    found, totals = kernels.attend(*parts, keys=keys, values=values, before=before, scale=0.2, window=None, turn=turn)
-    expected = []
-    for row, length in enumerate((before + 1).tolist()):
-        known, seen = (each[row, :, :length].float().repeat_interleave(asking // told, 0) for each in (keys, values))
-        asked = heads[row, :asking, None].float()
-        expected.append(scaled_dot_product_attention(asked, known, seen, scale=0.2)[:, 0])
+    """Whether they give what torch gives, tried on small numbers, with every size of heads that C knows by name."""
+    both, weight = (_random(dtype, *shape) for shape in ((3, 80), (40,)))
+    states = both[:, :40].contiguous()
     pairs = [
         (kernels.norm(states, weight, 1e-5), rms_norm(states, (40,), weight, 1e-5)),
         (kernels.gate(both), silu(both[:, :40]) * both[:, 40:]),
-        (heads[:, :-told], turned),
-        (found, torch.stack(expected)),
-        (kernels.weigh(both, torch.full((tokens, 1), 0.7), 32), _sums(both.float() / 0.7, 32)),
+        (kernels.weigh(both, torch.full((3, 1), 0.7), 32), _sums(both.float() / 0.7, 32)),
     ]
-    alike = all(torch.allclose(one.float(), other.float(), rtol=SAME[dtype], atol=SAME[dtype]) for one, other in pairs)
-    return alike and bool(totals.isfinite().all())
+    for size, window in ((24, None), (64, None), (64, 20), (128, None)):
+        pairs += _attention(kernels, dtype, size, window)
+    return all(torch.allclose(one.float(), other.float(), rtol=SAME[dtype], atol=SAME[dtype]) for one, other in pairs)
+
+
+def _random(dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
 def _sums(logits: Tensor, block: int) -> Tensor:
     """As `DecodeKernels.weigh`, of logits."""
     return torch.stack([part.logsumexp(-1) for part in logits.split(block, -1)], dim=1)
+
+
+def _attention(
+    kernels: DecodeKernels, dtype: torch.dtype, size: int, window: int | None
+) -> list[tuple[Tensor, Tensor]]:
+    """What kernels and torch make of two new tokens of three sequences: turned heads, what they see, and its sums."""
+    query_heads, kv_heads, width = 4, 2, 2
+    before = torch.tensor([0, 40, 68])
+    tokens = width * len(before)
+    rows = _random(dtype, tokens, query_heads + 2 * kv_heads, size)
+    norms, angles = _random(dtype, 2, size), _random(dtype, tokens, 1, size)
+    cosine, sine, change = angles.cos(), angles.sin(), torch.tensor([-1, 1]).repeat_interleave(size // 2)
+    asking, telling = rows[:, :query_heads], rows[:, query_heads:-kv_heads]
+    normed = [rms_norm(part, (size,), norm, 1e-5) for part, norm in zip((asking, telling), norms, strict=True)]
+    turned = torch.cat(normed, dim=1)
+    turned = turned * cosine + turned.roll(size // 2, -1) * (sine * change)
+    keys, values = (_random(dtype, len(before), kv_heads, 70, size) for _ in range(2))
+    heads, turn = rows.clone(), HeadTurn(cosine, sine * change, (norms[0], norms[1]), 1e-5)
+    parts = heads.split((query_heads, kv_heads, kv_heads), dim=1)
+    found, totals = kernels.attend(*parts, keys=keys, values=values, before=before, scale=0.1, window=window, turn=turn)
+    scores = []
+    sums = []
+    for token in range(tokens):
+        row, end = token // width, int(before[token // width]) + token % width + 1
+        seen = slice(max(0, end - window) if window else 0, end)
+        known, said = (each[row, :, seen].float().repeat_interleave(2, 0) for each in (keys, values))
+        score = (known @ parts[0][token, :, :, None].float())[..., 0] * 0.1
+        scores.append((score.softmax(-1)[:, None] @ said)[:, 0])
+        sums.append(score.logsumexp(-1))
+    return [(heads[:, :-kv_heads], turned), (found, torch.stack(scores)), (totals, torch.stack(sums))]

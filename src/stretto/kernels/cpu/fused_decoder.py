@@ -1,9 +1,9 @@
 """Decoders of the most common kind (Llama, Qwen, Mistral), written out for decode steps.
 
 A decode step is a hundred small operations per layer, each of which costs more than its arithmetic: to call it, and to
-fetch what it works on. Here a layer is a third of them. Queries, keys and values are one product and turn together;
-what a layer adds to its input is added inside its last product. Norms, activations, rotations and weights stay the
-network's own, so that a model is decoded with exactly the layers that are trained.
+fetch what it works on. Here a layer is four products and as many kernels. Queries, keys and values are one product;
+what a layer adds to its input is added inside its last product. Norms, gates, rotations and attention are kernels in C
+where these give what the network's own layers give; otherwise these are asked. Weights are always the network's own.
 
 Only families are written out whose forward is known: others have the same parts and do more with them, some of it only
 far into a context. And it is tried: a network's first step is computed both ways. Hooks on decoder layers do not see

@@ -3,7 +3,7 @@
 A decode step of a small model is some thousand kernels of microseconds each, and starting them one by one takes longer
 than they do. A graph starts them all at once, but it is a recording: of sizes, of addresses, of no decisions. So
 
-- sizes are rounded up: sequences, tokens of cache, members of prefixes. The layout is the one of `cache.py`, which
+- sizes are rounded up: sequences, tokens of cache, members of prefixes. The layout is the one of `layout.py`, which
   masks by lengths anyway; the sequences that fill up live in slots of the cache that nobody uses;
 - the caches keep their memory from round to round. Where one must grow, or memory was given back, all recordings are
   forgotten, as they are when weights moved to other addresses (updates are made in place, so they stay where they are);
