@@ -1,6 +1,6 @@
 """The parts of decode steps that are written in C (`decode_kernels.c`), compiled when a process first needs them.
 
-As on a GPU, where kernels are compiled when they are first used. It takes a second and gcc, whose threads are
+As on a GPU, where kernels are compiled when they are first used. It takes a second or two and gcc, whose threads are
 those of torch. Without, or where what it made does not give what torch gives, steps are computed by torch's operations.
 
 T tokens of a step, n sequences of w each, H query heads, K key and value heads, D head size.
@@ -133,6 +133,7 @@ class DecodeKernels:
 
     def weigh(self, products: Tensor, temperatures: Tensor, block: int) -> Tensor:
         """(T, V) logits, before their (T, 1) temperatures in fp32 -> (T, M) log of summed exponentials of blocks."""
+        assert products.dtype == self.dtype and products.is_contiguous()
         rows, vocabulary = products.shape
         out = torch.empty(rows, -(-vocabulary // block))
         self.weighed(products.data_ptr(), temperatures.data_ptr(), out.data_ptr(), rows, vocabulary, block)
