@@ -3,18 +3,16 @@ a compiler."""
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from packaging.version import InvalidVersion, Version
 
 from stretto.checks.machine.base import Check, MachineCheck
 from stretto.errors import SandboxError
 from stretto.extras import install
-from stretto.kernels.cpu.compiler import build, compiler
+from stretto.kernels.cpu.compiler import compiler, load
 from stretto.recipe.schema import ProgramReward, Recipe
 from stretto.sandbox.isolated.programs import look
 from stretto.sandbox.isolated.protection import Protection
@@ -62,18 +60,12 @@ def kernels_can_be_compiled(setting: MachineCheck) -> Check | None:
     native = setting.recipe is None or setting.recipe.engine.kind == "native"
     if setting.uses_gpu or not native or sys.platform != "linux":
         return None
-    try:
-        with TemporaryDirectory() as folder:
-            target = Path(folder, "decode_kernels.so")
-            if (wrong := build(target, bf16=True)) is None:
-                ctypes.CDLL(str(target))
-    except OSError as error:
-        wrong = f"what {Path(compiler()[0]).name} compiles cannot be loaded: {error}"
-    if wrong is None:
+    found = load(bf16=True)
+    if not isinstance(found, str):
         text = f"{Path(compiler()[0]).name} compiles the kernels of decode steps"
         return Check(name="C compiler", ok=True, text=text)
     fix = "install gcc (apt install gcc), or name a gcc in CC, or go on without"
-    return Check(name="C compiler", ok=False, text=f"{wrong}; {SLOWER}", fix=fix)
+    return Check(name="C compiler", ok=False, text=f"{found}; {SLOWER}", fix=fix)
 
 
 def sandbox_locks_in(setting: MachineCheck) -> Check | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shlex
 import shutil
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 SOURCE = Path(__file__).with_name("decode_kernels.c")
 COMPILERS = ("gcc", "cc")
@@ -34,6 +36,16 @@ def runtime() -> list[str]:
     if found is None or found.origin is None:
         return []
     return [str(path) for path in sorted(Path(found.origin).with_name("lib").glob(f"{RUNTIME.decode()}*.so*"))][:1]
+
+
+def load(*, bf16: bool) -> ctypes.CDLL | str:
+    """The kernels for states in bfloat16 or float32, compiled and loaded; why not, where that fails."""
+    try:
+        with TemporaryDirectory() as folder:
+            target = Path(folder, "decode_kernels.so")
+            return build(target, bf16=bf16) or ctypes.CDLL(str(target))
+    except OSError as error:  # no folder for it, or one from which nothing may be started
+        return f"what is compiled cannot be loaded: {error}"
 
 
 def build(target: Path, *, bf16: bool) -> str | None:

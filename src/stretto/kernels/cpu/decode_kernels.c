@@ -165,8 +165,9 @@ static inline void widen(const number *rows, lanes *out, long count, long size, 
 /* What the queries of one token and one key head see of `count` keys: sums of values for each of G queries, and the
  * logarithm of what the weights add up to. The largest score so far is taken out as keys come, block by block. */
 static inline __attribute__((always_inline)) void look(const number *queries, const number *keys, const number *values,
-                                                       number *out, float *totals, long group, long count, long size,
-                                                       const long chunks, float scale) {
+                                                       number *out, float *totals, long group, long count,
+                                                       const long size, float scale) {
+    const long chunks = (size + LANES - 1) / LANES;
     lanes query[group * chunks], sums[group * chunks], wide_keys[BLOCK * chunks], wide_values[BLOCK * chunks];
     float most[group], shares[group], weights[BLOCK];
     if (size < chunks * LANES) {
@@ -272,13 +273,14 @@ void attend(number *queries, number *keys, const number *values, const number *c
                 if (begin < 0) begin = 0;
                 const number *asking = queries + (first + token) * query_stride + head * group * size;
                 const number *seen_keys = my_keys + begin * size, *seen_values = my_values + begin * size;
-                if (size == 64)
-                    look(asking, seen_keys, seen_values, out + result * size, totals + result, group, end - begin, 64, 4, scale);
+                number *found = out + result * size;
+                float *total = totals + result;
+                if (size == 64) /* sizes that the compiler is to know */
+                    look(asking, seen_keys, seen_values, found, total, group, end - begin, 64, scale);
                 else if (size == 128)
-                    look(asking, seen_keys, seen_values, out + result * size, totals + result, group, end - begin, 128, 8, scale);
+                    look(asking, seen_keys, seen_values, found, total, group, end - begin, 128, scale);
                 else
-                    look(asking, seen_keys, seen_values, out + result * size, totals + result, group, end - begin, size,
-                         (size + LANES - 1) / LANES, scale);
+                    look(asking, seen_keys, seen_values, found, total, group, end - begin, size, scale);
             }
         }
 }

@@ -9,18 +9,16 @@ T tokens of a step, n sequences of w each, H query heads, K key and value heads,
 from __future__ import annotations
 
 import ctypes
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import repeat
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from stretto.kernels.cpu.compiler import build
+from stretto.kernels.cpu.compiler import load
 from stretto.openmp import is_torchs
 
 QUERIES = 1 << 14
@@ -156,15 +154,9 @@ def decode_kernels(dtype: torch.dtype) -> DecodeKernels | None:
     """The kernels for states of this type; none if this machine cannot have them."""
     if dtype not in SAME:
         return None
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            target = Path(folder, "decode_kernels.so")
-            if build(target, bf16=dtype == torch.bfloat16) is not None:
-                return None
-            library = ctypes.CDLL(str(target))
-    except OSError:  # no folder for it, or one from which nothing may be started
-        return None
-    if not is_torchs(library):  # threads of its own would be in the way of torch's
+    library = load(bf16=dtype == torch.bfloat16)
+    # Threads of its own would be in the way of torch's.
+    if isinstance(library, str) or not is_torchs(library):
         return None
     for name, arguments in ARGUMENTS.items():
         kernel = getattr(library, name)
