@@ -115,7 +115,7 @@ FILES = {
     "engines.native.lane": BASE | {"engines", "models", "weights.tensors"},
     "kernels.cpu.packed_linear": BASE | {"kernels", "models", "engines.native", "weights.tensors"},
     # Its threads are to be those of torch.
-    "kernels.cpu.decode_kernels": BASE | {"kernels", "openmp"},
+    "kernels.cpu.library": BASE | {"kernels", "openmp"},
     "kernels.cuda.decode_graphs": BASE | {"kernels", "models", "engines.native"},
     "engines.native.engine": BASE | {"engines", "models", "kernels", "training.packing"},
     # An engine with weights of its own says itself where they are not those that were published.

@@ -14,6 +14,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from rounding import rounding
 from stretto.kernels.cpu import backward
 from stretto.kernels.cpu.backward import take_over
+from stretto.kernels.cpu.layer_kernels import layer_kernels
 from stretto.models.lora import add_adapter
 from stretto.recipe.schema import Adapter
 from tiny import scratch_policy
@@ -31,12 +32,22 @@ def noise(*shape, seed=0, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+@pytest.fixture(params=["in C", "by torch"])
+def kernels(request, monkeypatch):
+    """Whether this machine has the kernels."""
+    if request.param == "by torch":
+        monkeypatch.setattr(backward, "layer_kernels", lambda dtype: None)
+    else:
+        assert layer_kernels(torch.float32) is not None
+    return request.param
+
+
 @pytest.mark.parametrize("numbers", [40, 1 << 18])
 @pytest.mark.parametrize("kind", [LlamaRMSNorm, Qwen3RMSNorm])
 @pytest.mark.parametrize(
     ("dtype", "close"), [(torch.float32, rounding(torch.float32, 16)), (torch.bfloat16, rounding(torch.bfloat16, 1))]
 )
-def test_a_norm_has_the_gradients_of_the_stock_one(kind, dtype, close, numbers, monkeypatch):
+def test_a_norm_has_the_gradients_of_the_stock_one(kernels, kind, dtype, close, numbers, monkeypatch):
     monkeypatch.setattr(backward, "CACHED_NUMBERS", numbers)
     stock = kind(16, eps=1e-4).to(dtype)
     with torch.no_grad():
@@ -46,7 +57,7 @@ def test_a_norm_has_the_gradients_of_the_stock_one(kind, dtype, close, numbers, 
     assert type(ours) is not kind and type(ours).__name__ == kind.__name__
     states, outgoing = noise(2, 5, 16, dtype=dtype), noise(2, 5, 16, seed=2, dtype=dtype)
     expected, found = (gradients(layer, states, outgoing) for layer in (stock, ours))
-    assert torch.equal(found[0], expected[0])
+    assert kernels == "in C" or torch.equal(found[0], expected[0])
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
         torch.testing.assert_close(one, other, rtol=close, atol=close)
@@ -70,7 +81,7 @@ GATED = LlamaConfig(hidden_size=8, intermediate_size=24, num_attention_heads=1)
         (torch.bfloat16, rounding(torch.bfloat16, 1, 1, 1)),  # sums are in fp32, and what comes out is rounded
     ],
 )
-def test_a_gated_layer_has_the_gradients_of_the_stock_one(dtype, close, numbers, monkeypatch):
+def test_a_gated_layer_has_the_gradients_of_the_stock_one(kernels, dtype, close, numbers, monkeypatch):
     monkeypatch.setattr(backward, "CACHED_NUMBERS", numbers)
     torch.manual_seed(0)
     stock = LlamaMLP(GATED).to(dtype)
@@ -79,12 +90,12 @@ def test_a_gated_layer_has_the_gradients_of_the_stock_one(dtype, close, numbers,
     assert type(ours) is not LlamaMLP and type(ours).__name__ == "LlamaMLP"
     states, outgoing = 3 * noise(2, 5, 8, dtype=dtype), noise(2, 5, 8, seed=2, dtype=dtype)
     expected, found = (gradients(layer, states, outgoing) for layer in (stock, ours))
-    assert torch.equal(found[0], expected[0])
+    assert kernels == "in C" or torch.equal(found[0], expected[0])
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
         torch.testing.assert_close(one, other, rtol=close, atol=close)
     with torch.no_grad():
-        assert torch.equal(ours(states), stock(states))
+        assert torch.equal(ours(states), found[0])
 
 
 def test_a_gated_layer_of_another_kind_keeps_its_own_backward():

@@ -1,21 +1,12 @@
-"""The parts of decode steps in C give what plain operations give, and a machine that cannot have them goes without."""
-
-import ctypes
-import subprocess
-import sys
-from pathlib import Path
+"""The parts of decode steps in C give what plain operations give."""
 
 import pytest
 import torch
 from torch.nn.functional import rms_norm, silu
 
-from asked import sampled
-from stretto.engines.native.decode_backend import Steps
 from stretto.engines.native.sampling import _block_weights
-from stretto.kernels.cpu import compiler, decode_kernels
+from stretto.kernels.cpu import decode_kernels
 from stretto.kernels.cpu.decode_kernels import HeadTurn
-from stretto.kernels.cpu.packed_linear import PackedSteps
-from tiny import scratch_policy
 
 BITS = {torch.bfloat16: 1.6e-2, torch.float32: 2e-6}
 
@@ -25,14 +16,6 @@ def kernels(request):
     found = decode_kernels.decode_kernels(request.param)
     assert found is not None
     return found
-
-
-@pytest.fixture
-def anew():
-    """Kernels are compiled once for a process; here, and once more after it."""
-    decode_kernels.decode_kernels.cache_clear()
-    yield
-    decode_kernels.decode_kernels.cache_clear()
 
 
 def random(kernels, *shape, seed=0):
@@ -52,9 +35,10 @@ def test_norms_and_gates(kernels, rows, width):
         random(kernels, width, seed=1),
         random(kernels, rows, 2 * width),
     )
-    same(kernels.norm(states, weight, 1e-5), rms_norm(states, (width,), weight, 1e-5), kernels)
-    wide = 20 * both  # far into both ends of the sigmoid
-    same(kernels.gate(wide), silu(wide[:, :width]) * wide[:, width:], kernels)
+    layers = kernels.layers
+    same(layers.norm(states, weight, 1e-5), rms_norm(states, (width,), weight, 1e-5), kernels)
+    gates, ups = (20 * both).chunk(2, dim=-1)  # far into both ends of the sigmoid
+    same(layers.gate(gates, ups), silu(gates) * ups, kernels)
 
 
 @pytest.mark.parametrize(("vocabulary", "block"), [(1000, 256), (256, 256), (300, 7)])
@@ -77,12 +61,11 @@ def test_what_is_no_number_stays_none(kernels):
     products[0, 20:] = float("nan")
     found = kernels.weigh(products, torch.ones(2, 1), 20)
     assert found.isnan().tolist() == [[False, True], [True, False]]
-    both = torch.tensor([[float("-inf"), -1e30, 1e30, 1.0, 1.0, 2.0]], dtype=kernels.dtype)
-    expected = silu(both[:, :3]) * both[:, 3:]
-    torch.testing.assert_close(kernels.gate(both), expected, equal_nan=True)
+    gates, ups = torch.tensor([[float("-inf"), -1e30, 1e30, 1.0, 1.0, 2.0]], dtype=kernels.dtype).chunk(2, dim=-1)
+    torch.testing.assert_close(kernels.layers.gate(gates, ups), silu(gates) * ups, equal_nan=True)
     states = random(kernels, 2, 16)
     states[0, 0] = float("nan")
-    assert kernels.norm(states, torch.ones(16, dtype=kernels.dtype), 1e-5)[0].isnan().all()
+    assert kernels.layers.norm(states, torch.ones(16, dtype=kernels.dtype), 1e-5)[0].isnan().all()
 
 
 def attention(query, keys, values, *, seen, scale):
@@ -165,65 +148,3 @@ def test_they_are_not_asked_about_heads_that_lie_otherwise(kernels):
     assert not kernels.attends(query, rest, rest[..., :8])
     alone = rest[:, :1].transpose(0, 1).contiguous().transpose(0, 1)  # of one head, whose stride nobody reads
     assert alone.stride(1) != 16 and kernels.attends(query, alone, alone)
-
-
-def test_a_machine_without_a_compiler_goes_without(anew, monkeypatch):
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
-    assert decode_kernels.decode_kernels(torch.bfloat16) is None
-    policy = scratch_policy(dtype="float32")
-    assert Steps(policy).kernels is None and sampled(policy, PackedSteps(policy))
-
-
-@pytest.mark.parametrize("command", ["no-such-compiler", "false", "cc -fno-such-option", "true", "a quote'"])
-def test_a_compiler_that_fails_costs_no_run(anew, monkeypatch, command):
-    monkeypatch.setenv("CC", command)
-    assert decode_kernels.decode_kernels(torch.float32) is None
-
-
-def test_a_compiler_that_does_not_end_is_not_waited_for(anew, monkeypatch):
-    monkeypatch.setattr(compiler, "SECONDS", 0.2)
-    monkeypatch.setenv("CC", "sleep 30 #")
-    assert compiler.build(Path("/dev/null"), bf16=False) is not None
-    assert decode_kernels.decode_kernels(torch.float32) is None
-
-
-def test_kernels_that_compute_something_else_are_found_out(anew, monkeypatch, tmp_path):
-    spoiled = tmp_path / "decode_kernels.c"
-    text = compiler.SOURCE.read_text()
-    assert "+ rest + 1.0f" in text
-    spoiled.write_text(text.replace("+ rest + 1.0f", "+ rest + 1.1f"))
-    monkeypatch.setattr(compiler, "SOURCE", spoiled)
-    assert decode_kernels.decode_kernels(torch.bfloat16) is None
-
-
-def test_a_second_openmp_runtime_is_not_let_in(anew, monkeypatch, tmp_path):
-    """As a compiler brings one that is not that of torch."""
-    text = compiler.SOURCE.read_text() + "\nint omp_get_max_threads(void) { return 7; }\n"
-    (tmp_path / "decode_kernels.c").write_text(text)
-    monkeypatch.setattr(compiler, "SOURCE", tmp_path / "decode_kernels.c")
-    assert decode_kernels.decode_kernels(torch.float32) is None
-
-
-def test_threads_are_those_of_torch():
-    """What the kernels start computes with is what torch was told, and no pool of their own."""
-    code = (
-        "import torch, threading\n"
-        "from stretto.kernels.cpu.decode_kernels import decode_kernels\n"
-        "torch.set_num_threads(2)\n"
-        "torch.ones(1 << 20).add_(1)\n"
-        "tasks = lambda: len(__import__('os').listdir('/proc/self/task'))\n"
-        "before, kernels = tasks(), decode_kernels(torch.float32)\n"
-        "kernels.norm(torch.ones(4096, 64), torch.ones(64), 1e-5)\n"
-        "assert kernels is not None and tasks() == before, (before, tasks())\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
-def test_every_kernel_has_its_arguments():
-    text = compiler.SOURCE.read_text()
-    for name, arguments in decode_kernels.ARGUMENTS.items():
-        inside = text.split(f"\nvoid {name}(")[1].split(")")[0]
-        kinds = [each.rsplit(" ", 1)[0] if "*" not in each else "*" for each in inside.split(",")]
-        wanted = {"*": ctypes.c_void_p, "long": ctypes.c_long, "float": ctypes.c_float}
-        assert [wanted[kind.strip()] for kind in kinds] == list(arguments)

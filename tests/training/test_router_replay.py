@@ -16,6 +16,7 @@ from stretto.algorithms.base import build
 from stretto.algorithms.kl import k3
 from stretto.api.replay import replay
 from stretto.engines.base import Request, earlier_first
+from stretto.engines.native import decode_backend
 from stretto.engines.native.engine import NativeEngine
 from stretto.errors import RecipeError
 from stretto.models.attention import TreeLayout
@@ -191,12 +192,14 @@ def gap(policy, talks):
     return float(k3(engine, scores).mean())
 
 
-def test_in_bf16_engine_and_trainer_agree_better(family="qwen3 with experts"):
+def test_in_bf16_engine_and_trainer_agree_better(monkeypatch, family="qwen3 with experts"):
+    """With an engine that rounds at other places: with kernels of one kind, both round alike as it is."""
+    monkeypatch.setattr(decode_backend, "decode_kernels", lambda dtype: None)
     policy = mixture(family, torch.bfloat16)
     talks = sampled(policy, groups=16, samples=4, new=24, engine=NativeEngine(policy))
     followed, free = gap(policy, talks), gap(policy, [replace(talk, experts=None) for talk in talks])
     print(f"mean k3 {free:.2e} -> {followed:.2e}")
-    assert followed < 0.7 * free
+    assert followed < 0.5 * free
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------

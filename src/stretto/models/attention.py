@@ -19,8 +19,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from stretto.errors import RecipeError
-from stretto.kernels.cpu.tiled_attention import TiledRow
-from stretto.kernels.cpu.tiles import tiles_of
+from stretto.kernels.cpu.row_attention import RowAttention
+from stretto.kernels.cpu.tiles import blocks_of
 from stretto.kernels.cuda.flex_attention import FlexTree
 from stretto.models.segments import Cut, Segment, bounds_of, kin_of, positions_of, spans_of
 
@@ -85,8 +85,8 @@ class TreeLayout:
     """In row order, depth first, covering the row without gaps."""
     whole: FlexTree | None = None
     """All of it for one kernel, on a GPU."""
-    tiled: TiledRow | None = None
-    """All of it in small pieces, on a CPU."""
+    row: RowAttention | None = None
+    """All of it on a CPU."""
     blocks: list[AttentionBlock] = field(default_factory=list)
     """All of it in pieces for torch's kernels, made when neither of the others can be used."""
 
@@ -94,15 +94,15 @@ class TreeLayout:
     def of(cls, segments: Sequence[Segment], device: torch.device) -> TreeLayout:
         """The tree in the form that costs least on this device."""
         whole = FlexTree.of(segments, device) if device.type == "cuda" else None
-        tiles = tiles_of(segments) if device.type == "cpu" else ()
-        return cls(segments=tuple(segments), whole=whole, tiled=TiledRow(tiles=tiles) if tiles else None)
+        blocks = blocks_of(segments) if device.type == "cpu" else ()
+        return cls(segments=tuple(segments), whole=whole, row=RowAttention(blocks=blocks) if blocks else None)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
     ) -> Tensor:
         """Exact attention; no work is spent on padding, and little on masked branches."""
-        if self.tiled is not None:
-            return self.tiled.attend(query, key, value, scale=scale, window=window)
+        if self.row is not None:
+            return self.row.attend(query, key, value, scale=scale, window=window)
         if self.whole is not None:
             output = self.whole.attend(query, key, value, scale=scale, window=window)
             if output is not None:

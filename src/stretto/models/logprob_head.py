@@ -11,12 +11,13 @@ N trained tokens, W hidden size, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from stretto.kernels.cpu.logprob_kernels import logprob_kernels
 from stretto.kernels.cuda import fused_logprobs
 
 CHUNK_NUMBERS = 1 << 27
@@ -72,6 +73,18 @@ def chunks(rows: int, vocabulary: int, numbers: int) -> list[slice]:
     """Slices of rows whose logits are at most so many."""
     size = max(1, numbers // vocabulary)
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+class LogitKernels(Protocol):
+    """What makes numbers of rows of logits, and then their gradient."""
+
+    def forward(self, raw: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+        """(b, V) logits, (b) tokens -> their log-probabilities, normalisers, entropies (b)."""
+        ...
+
+    def backward(self, raw: Tensor, targets: Tensor, normalisers: Tensor, outgoing: Tensor, temperature: float) -> None:
+        """Logits become their gradient, in place."""
+        ...
 
 
 class _Logprobs(torch.autograd.Function):
@@ -141,8 +154,8 @@ def _numbers(
     raw: Tensor, head: Head, targets: Tensor, temperature: float, kept: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities, normalisers and entropies of a chunk of rows from the head's products."""
-    if _fused(raw, head, kept):
-        return fused_logprobs.forward(raw, targets, temperature)
+    if (kernels := _kernels_for(raw, head, kept)) is not None:
+        return kernels.forward(raw, targets, temperature)
     logprobs = raw.new_empty(len(raw), dtype=accum_dtype(raw.dtype))
     normalisers, entropies = torch.empty_like(logprobs), torch.empty_like(logprobs)
     for part in chunks(len(raw), len(head.weight), CACHED_NUMBERS[raw.device.type]):
@@ -171,8 +184,8 @@ def _become_slopes(
     kept: Tensor | None,
 ) -> None:
     """The head's products of a chunk of rows become their gradients: they are needed no more."""
-    if _fused(raw, head, kept):
-        fused_logprobs.backward(raw, targets, normalisers, outgoing, temperature)
+    if (kernels := _kernels_for(raw, head, kept)) is not None:
+        kernels.backward(raw, targets, normalisers, outgoing, temperature)
         return
     for part in chunks(len(raw), len(head.weight), CACHED_NUMBERS[raw.device.type]):
         logits = finished_logits(raw[part], head, temperature)
@@ -190,9 +203,13 @@ def _become_slopes(
         raw[part] = grad if temperature == 1.0 else grad / temperature
 
 
-def _fused(raw: Tensor, head: Head, kept: Tensor | None) -> bool:
-    """Whether one kernel does all that comes after the head's product."""
-    return head.softcap is None and kept is None and fused_logprobs.usable(raw.device, raw.dtype)
+def _kernels_for(raw: Tensor, head: Head, kept: Tensor | None) -> LogitKernels | None:
+    """What does all that comes after the head's product at once, if anything does."""
+    if head.softcap is not None or kept is not None:
+        return None
+    if raw.device.type == "cpu":
+        return logprob_kernels(raw.dtype)
+    return fused_logprobs if fused_logprobs.usable(raw.device, raw.dtype) else None
 
 
 def _only(logits: Tensor, kept: Tensor) -> Tensor:

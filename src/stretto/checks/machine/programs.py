@@ -25,7 +25,7 @@ UNLOCK = (
     "bubblewrap, and install libseccomp; or run in a virtual machine that may be lost"
 )
 
-SLOWER = "answers of a CPU take up to 1.5 times as long without the kernels that it would compile"
+SLOWER = "steps of a CPU take up to 1.5 times as long without the kernels that it would compile"
 """What that costs: SmolLM2, 64 answers on two cores."""
 
 RAY = "2.52"
@@ -56,13 +56,12 @@ def too_old(version: str) -> bool:
 
 
 def kernels_can_be_compiled(setting: MachineCheck) -> Check | None:
-    """Decode steps of the native engine on a CPU; tried, since a compiler may lack OpenMP."""
-    native = setting.recipe is None or setting.recipe.engine.kind == "native"
-    if setting.uses_gpu or not native or sys.platform != "linux":
+    """Those with which a CPU decodes and trains; tried, since a compiler may lack OpenMP."""
+    if setting.uses_gpu or sys.platform != "linux":
         return None
     found = load(bf16=True)
     if not isinstance(found, str):
-        text = f"{Path(compiler()[0]).name} compiles the kernels of decode steps"
+        text = f"{Path(compiler()[0]).name} compiles the kernels for CPUs"
         return Check(name="C compiler", ok=True, text=text)
     fix = "install gcc (apt install gcc), or name a gcc in CC, or go on without"
     return Check(name="C compiler", ok=False, text=f"{found}; {SLOWER}", fix=fix)

@@ -1,10 +1,10 @@
 """Backward passes written by hand, for three kinds of layers whose automatic one moves far more bytes than it must.
 
-An RMS norm is differentiated by torch as a dozen passes over the whole row in fp32; here it is a few over pieces that
-stay in the processor's cache, and so for the product in a gated feed-forward layer, of which torch also keeps a factor
-that is easily made again. A layer with LoRA is a dozen operations, each over its whole output; here the adapter's
-product is added inside the matrix product. The forward of a norm is its own; the numbers are those of the stock layers
-to rounding. Layers keep their class's name and their weights, and copies of them are complete.
+An RMS norm is differentiated by torch as a dozen passes over the whole row in fp32, and so is the product in a gated
+feed-forward layer, of which torch also keeps a factor that is easily made again. Here each is one kernel in C, or, on a
+machine without, a few passes over pieces that stay in the processor's cache. A layer with LoRA is a dozen operations,
+each over its whole output; here the adapter's product is added inside the matrix product. Numbers are those of the
+stock layers to rounding. Layers keep their class's name and their weights, and copies of them are complete.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from peft.tuners.lora import Linear as Adapted
 from torch import Tensor, nn
 
 from stretto.kernels.by_hand import by_hand, eps_of
+from stretto.kernels.cpu.layer_kernels import LayerKernels, layer_kernels
 from stretto.models.logprob_head import accum_dtype, chunks
 from stretto.models.quantised import QuantisedLinear, product, product_backward
 
@@ -30,12 +31,14 @@ class _Norm(torch.autograd.Function):
     def forward(ctx: Any, states: Tensor, weight: Tensor, eps: float, own: Any) -> Tensor:
         ctx.save_for_backward(states, weight)
         ctx.eps = eps
-        result: Tensor = own(states)
-        return result
+        return _normed(states, weight, eps, own)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         states, weight = ctx.saved_tensors
+        if (kernels := _kernels(states, weight, outgoing := gradients[0].contiguous())) is not None:
+            trains = ctx.needs_input_grad[1]
+            return *kernels.norm_backward(states, weight, outgoing, ctx.eps, trains=trains), None, None
         width, kind = states.shape[-1], accum_dtype(states.dtype)
         rows, outgoing = states.reshape(-1, width), gradients[0].reshape(-1, width)
         result, factor = torch.empty_like(rows), weight.to(kind)
@@ -64,11 +67,13 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        return nn.functional.silu(gate).mul_(up)
+        return _gated(gate, up)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
+        if (kernels := _kernels(gate, up, slopes := gradients[0].contiguous())) is not None:
+            return kernels.gate_backward(gate, up, slopes)
         width, kind = gate.shape[-1], accum_dtype(gate.dtype)
         gates, ups, outgoing = (states.reshape(-1, width) for states in (gate, up, gradients[0]))
         gate_gradient, up_gradient = torch.empty_like(gates), torch.empty_like(ups)
@@ -80,6 +85,25 @@ class _Gated(torch.autograd.Function):
             # The slope of silu is sigmoid + silu * (1 - sigmoid).
             gate_gradient[part] = slope.mul_(ups[part]).mul_(share.addcmul_(silu, 1 - share))
         return gate_gradient.view_as(gate), up_gradient.view_as(up)
+
+
+def _kernels(*states: Tensor) -> LayerKernels | None:
+    """The kernels in C, if they read all of these."""
+    kernels = layer_kernels(states[0].dtype) if states[0].device.type == "cpu" else None
+    return kernels if kernels is not None and kernels.serve(*states) else None
+
+
+def _normed(states: Tensor, weight: Tensor, eps: float, own: Any) -> Tensor:
+    """What a norm gives."""
+    kernels = _kernels(states, weight)
+    result: Tensor = own(states) if kernels is None else kernels.norm(states, weight, eps)
+    return result
+
+
+def _gated(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up."""
+    kernels = _kernels(gate, up)
+    return nn.functional.silu(gate).mul_(up) if kernels is None else kernels.gate(gate, up)
 
 
 class _LowRank(torch.autograd.Function):
@@ -116,9 +140,9 @@ class _HandNorm(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """As its class, with another backward where there is one."""
         layer: Any = self
-        own = super().forward
+        given: Any = (states, layer.weight, eps_of(layer), super().forward)
         differentiated = torch.is_grad_enabled() and states.requires_grad
-        result: Tensor = _Norm.apply(states, layer.weight, eps_of(layer), own) if differentiated else own(states)
+        result: Tensor = _Norm.apply(*given) if differentiated else _normed(*given)
         return result
 
 
@@ -130,7 +154,7 @@ class _HandGated(nn.Module):
         layer: Any = self
         gate, up = layer.gate_proj(states), layer.up_proj(states)
         differentiated = torch.is_grad_enabled() and gate.requires_grad
-        result: Tensor = layer.down_proj(_Gated.apply(gate, up) if differentiated else nn.functional.silu(gate) * up)
+        result: Tensor = layer.down_proj(_Gated.apply(gate, up) if differentiated else _gated(gate, up))
         return result
 
 

@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-SOURCE = Path(__file__).with_name("decode_kernels.c")
+FOLDER = Path(__file__).parent
+"""Every file in C here is a part of the library."""
 COMPILERS = ("gcc", "cc")
 OPTIONS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC", "-lm", "-Wl,--as-needed")
 RUNTIME = b"libgomp"
@@ -42,7 +43,7 @@ def load(*, bf16: bool) -> ctypes.CDLL | str:
     """The kernels for states in bfloat16 or float32, compiled and loaded; why not, where that fails."""
     try:
         with TemporaryDirectory() as folder:
-            target = Path(folder, "decode_kernels.so")
+            target = Path(folder, "kernels.so")
             return build(target, bf16=bf16) or ctypes.CDLL(str(target))
     except OSError as error:  # no folder for it, or one from which nothing may be started
         return f"what is compiled cannot be loaded: {error}"
@@ -53,7 +54,8 @@ def build(target: Path, *, bf16: bool) -> str | None:
     command = compiler()
     if not command:
         return f"there is no C compiler ({', '.join(COMPILERS)})"
-    command = [*command, *(["-DBF16"] if bf16 else []), str(SOURCE), "-o", str(target), *OPTIONS, *runtime()]
+    sources = map(str, sorted(FOLDER.glob("*.c")))
+    command = [*command, *(["-DBF16"] if bf16 else []), *sources, "-o", str(target), *OPTIONS, *runtime()]
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
     except subprocess.CalledProcessError as error:

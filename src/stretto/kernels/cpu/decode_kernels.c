@@ -8,95 +8,14 @@
  * Compiled once for each type of states: BF16 says which. n sequences of w new tokens each, K key heads with G queries
  * each, D numbers a head. */
 
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "numbers.h"
 
 #if defined(BF16) && defined(__AVX512BF16__)
 #include <immintrin.h>
 #endif
 
-#ifdef BF16
-typedef uint16_t number;
-
-static inline float wide(number bits) {
-    uint32_t all = (uint32_t)bits << 16;
-    float value;
-    memcpy(&value, &all, sizeof value);
-    return value;
-}
-
-static inline number narrow(float value) {
-    uint32_t all;
-    memcpy(&all, &value, sizeof all);
-    uint32_t even = (all + 0x7fff + ((all >> 16) & 1)) >> 16;
-    return value != value ? 0x7fc0 : (number)even;
-}
-#else
-typedef float number;
-
-static inline float wide(number value) { return value; }
-
-static inline number narrow(float value) { return value; }
-#endif
-
-static inline float rounded(float value) { return wide(narrow(value)); }
-
-/* Rows that are worth a second thread have this many numbers. */
-enum { WORTH_THREADS = 1 << 14 };
-
 /* Keys that are looked at together. */
 enum { BLOCK = 32 };
-
-/* e^x to the precision of fp32, in operations that a compiler can do on many numbers at once. */
-static inline float exponential(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    x = x > 88.0f ? 88.0f : x;
-    float halves = x * 1.44269504f + 12582912.0f; /* the nearest whole number is in its last bits */
-    float whole = halves - 12582912.0f;
-    float rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-    float sum = 1.9875691500e-4f;
-    sum = sum * rest + 1.3981999507e-3f;
-    sum = sum * rest + 8.3334519073e-3f;
-    sum = sum * rest + 4.1665795894e-2f;
-    sum = sum * rest + 1.6666665459e-1f;
-    sum = sum * rest + 5.0000001201e-1f;
-    sum = sum * rest * rest + rest + 1.0f;
-    uint32_t power = (uint32_t)((int32_t)whole + 127) << 23;
-    float scale;
-    memcpy(&scale, &power, sizeof scale);
-    return sum * scale;
-}
-
-static void normed_row(const number *states, const number *weight, number *out, long width, float eps) {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (long i = 0; i < width; i++) sum += wide(states[i]) * wide(states[i]);
-    float rate = 1.0f / sqrtf(sum / (float)width + eps);
-#pragma omp simd
-    for (long i = 0; i < width; i++) out[i] = narrow(wide(weight[i]) * rounded(wide(states[i]) * rate));
-}
-
-/* RMS norm of rows that follow each other. */
-void norm(const number *states, const number *weight, number *out, long rows, long width, float eps) {
-#pragma omp parallel for schedule(static) if (rows * width > WORTH_THREADS)
-    for (long row = 0; row < rows; row++)
-        normed_row(states + row * width, weight, out + row * width, width, eps);
-}
-
-/* silu(gate) * up, of rows that hold both one after the other. */
-void gate(const number *both, number *out, long rows, long width) {
-#pragma omp parallel for schedule(static) if (rows * width > WORTH_THREADS)
-    for (long row = 0; row < rows; row++) {
-        const number *gates = both + 2 * row * width, *ups = gates + width;
-#pragma omp simd
-        for (long i = 0; i < width; i++) {
-            float value = wide(gates[i]);
-            float silu = value < -88.0f ? value * 0.0f : value / (1.0f + exponential(-value));
-            out[row * width + i] = narrow(rounded(silu) * wide(ups[i]));
-        }
-    }
-}
 
 /* Turns a head by its position, in place; its norm comes first where a model has one. The sines of the first half have
  * their sign changed. */
@@ -112,10 +31,6 @@ static inline void turn(number *states, const number *norm, const number *cosine
     }
 }
 
-/* Numbers that are computed with at once; heads are filled up with zeros to multiples of it. */
-enum { LANES = 16 };
-typedef float lanes __attribute__((vector_size(LANES * sizeof(float)), may_alias));
-
 #if defined(BF16) && defined(__AVX512BF16__)
 /* Numbers that the processor multiplies as they are, two by two. */
 #define PAIRS 32
@@ -127,12 +42,6 @@ static inline lanes paired(lanes sums, const number *one, const number *other) {
 #endif
 
 /* One step of adding up the numbers of two vectors: neighbours of so many numbers are added, and take turns. */
-#ifdef __clang__
-#define HALVES(one, other, ...) __builtin_shufflevector(one, other, __VA_ARGS__)
-#else
-typedef int32_t places __attribute__((vector_size(LANES * sizeof(int32_t))));
-#define HALVES(one, other, ...) __builtin_shuffle(one, other, (places){__VA_ARGS__})
-#endif
 #define EIGHTS(one, other)                                                                       \
     (HALVES(one, other, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +                \
      HALVES(one, other, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))

@@ -1,41 +1,30 @@
-"""The parts of decode steps that are written in C (`decode_kernels.c`), compiled when a process first needs them.
-
-As on a GPU, where kernels are compiled when they are first used. It takes a second or two and gcc, whose threads are
-those of torch. Without, or where what it made does not give what torch gives, steps are computed by torch's operations.
+"""Attention and draws of decode steps in C (`decode_kernels.c`).
 
 T tokens of a step, n sequences of w each, H query heads, K key and value heads, D head size.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import repeat
 
 import torch
 from torch import Tensor
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import rms_norm
 
-from stretto.kernels.cpu.compiler import load
-from stretto.openmp import is_torchs
+from stretto.kernels.cpu.layer_kernels import LayerKernels, layer_kernels
+from stretto.kernels.cpu.library import COUNT, POINTER, REAL, Kernel, agree, kernels_in, random
 
 QUERIES = 1 << 14
 """Most numbers of the queries that look at one key head: they stand on a thread's stack."""
-SAME = {torch.bfloat16: 2e-2, torch.float32: 1e-5}
-"""By how much the kernels may differ from torch in the trial, by type of states."""
 
-POINTER, COUNT, REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 ARGUMENTS = {
-    "norm": (*repeat(POINTER, 3), *repeat(COUNT, 2), REAL),
-    "gate": (*repeat(POINTER, 2), *repeat(COUNT, 2)),
     "attend": (*repeat(POINTER, 12), *repeat(COUNT, 10), *repeat(REAL, 2)),
     "weigh": (*repeat(POINTER, 3), *repeat(COUNT, 3)),
 }
 """Of every kernel, as C has them."""
-
-Kernel = Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +53,10 @@ class DecodeKernels:
 
     dtype: torch.dtype
     """The type."""
-    normed: Kernel
-    gated: Kernel
-    attended: Kernel
-    weighed: Kernel
-
-    def norm(self, states: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """RMS norm of (T, W) states."""
-        out = torch.empty_like(states)
-        self.normed(states.data_ptr(), weight.data_ptr(), out.data_ptr(), *states.shape, eps)
-        return out
-
-    def gate(self, both: Tensor) -> Tensor:
-        """(T, 2F) gates, and what passes through them -> (T, F)."""
-        rows, width = both.shape
-        out = both.new_empty(rows, width // 2)
-        self.gated(both.data_ptr(), out.data_ptr(), rows, width // 2)
-        return out
+    of: Mapping[str, Kernel]
+    """By their names in C."""
+    layers: LayerKernels
+    """Those that training has as well."""
 
     def attend(
         self,
@@ -104,7 +80,7 @@ class DecodeKernels:
         _, kv_heads, capacity, size = keys.shape
         tokens, query_heads, _ = query.shape
         out, totals = query.new_empty(tokens, query_heads, size), torch.empty(tokens, query_heads)
-        self.attended(
+        self.of["attend"](
             query.data_ptr(),
             key.data_ptr(),
             value.data_ptr(),
@@ -134,7 +110,7 @@ class DecodeKernels:
         assert products.dtype == self.dtype and products.is_contiguous()
         rows, vocabulary = products.shape
         out = torch.empty(rows, -(-vocabulary // block))
-        self.weighed(products.data_ptr(), temperatures.data_ptr(), out.data_ptr(), rows, vocabulary, block)
+        self.of["weigh"](products.data_ptr(), temperatures.data_ptr(), out.data_ptr(), rows, vocabulary, block)
         return out
 
     def attends(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -152,36 +128,19 @@ class DecodeKernels:
 @cache
 def decode_kernels(dtype: torch.dtype) -> DecodeKernels | None:
     """The kernels for states of this type; none if this machine cannot have them."""
-    if dtype not in SAME:
-        return None
-    library = load(bf16=dtype == torch.bfloat16)
-    # Threads of its own would be in the way of torch's.
-    if isinstance(library, str) or not is_torchs(library):
-        return None
-    for name, arguments in ARGUMENTS.items():
-        kernel = getattr(library, name)
-        kernel.argtypes, kernel.restype = arguments, None
-    kernels = DecodeKernels(dtype, library.norm, library.gate, library.attend, library.weigh)
-    return kernels if _agree(kernels, dtype) else None
+    layers, found = layer_kernels(dtype), kernels_in(dtype, ARGUMENTS)
+    kernels = None if layers is None or found is None else DecodeKernels(dtype, found, layers)
+    return kernels if kernels is not None and agree(_tried(kernels), dtype) else None
 
 
 @torch.no_grad()
-def _agree(kernels: DecodeKernels, dtype: torch.dtype) -> bool:
-    """Whether they give what torch gives, tried on small numbers, with every size of heads that C knows by name."""
-    both, weight = (_random(dtype, *shape) for shape in ((3, 80), (40,)))
-    states = both[:, :40].contiguous()
-    pairs = [
-        (kernels.norm(states, weight, 1e-5), rms_norm(states, (40,), weight, 1e-5)),
-        (kernels.gate(both), silu(both[:, :40]) * both[:, 40:]),
-        (kernels.weigh(both, torch.full((3, 1), 0.7), 32), _sums(both.float() / 0.7, 32)),
-    ]
+def _tried(kernels: DecodeKernels) -> list[tuple[Tensor, Tensor]]:
+    """What kernels and torch make of small numbers, with every size of heads that C knows by name."""
+    logits = random(kernels.dtype, 3, 80)
+    pairs = [(kernels.weigh(logits, torch.full((3, 1), 0.7), 32), _sums(logits.float() / 0.7, 32))]
     for size, window in ((24, None), (64, None), (64, 20), (128, None)):
-        pairs += _attention(kernels, dtype, size, window)
-    return all(torch.allclose(one.float(), other.float(), rtol=SAME[dtype], atol=SAME[dtype]) for one, other in pairs)
-
-
-def _random(dtype: torch.dtype, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+        pairs += _attention(kernels, size, window)
+    return pairs
 
 
 def _sums(logits: Tensor, block: int) -> Tensor:
@@ -189,21 +148,19 @@ def _sums(logits: Tensor, block: int) -> Tensor:
     return torch.stack([part.logsumexp(-1) for part in logits.split(block, -1)], dim=1)
 
 
-def _attention(
-    kernels: DecodeKernels, dtype: torch.dtype, size: int, window: int | None
-) -> list[tuple[Tensor, Tensor]]:
+def _attention(kernels: DecodeKernels, size: int, window: int | None) -> list[tuple[Tensor, Tensor]]:
     """What kernels and torch make of two new tokens of three sequences: turned heads, what they see, and its sums."""
-    query_heads, kv_heads, width = 4, 2, 2
+    query_heads, kv_heads, width, dtype = 4, 2, 2, kernels.dtype
     before = torch.tensor([0, 40, 68])
     tokens = width * len(before)
-    rows = _random(dtype, tokens, query_heads + 2 * kv_heads, size)
-    norms, angles = _random(dtype, 2, size), _random(dtype, tokens, 1, size)
+    rows = random(dtype, tokens, query_heads + 2 * kv_heads, size)
+    norms, angles = random(dtype, 2, size), random(dtype, tokens, 1, size)
     cosine, sine, change = angles.cos(), angles.sin(), torch.tensor([-1, 1]).repeat_interleave(size // 2)
     asking, telling = rows[:, :query_heads], rows[:, query_heads:-kv_heads]
     normed = [rms_norm(part, (size,), norm, 1e-5) for part, norm in zip((asking, telling), norms, strict=True)]
     turned = torch.cat(normed, dim=1)
     turned = turned * cosine + turned.roll(size // 2, -1) * (sine * change)
-    keys, values = (_random(dtype, len(before), kv_heads, 70, size) for _ in range(2))
+    keys, values = (random(dtype, len(before), kv_heads, 70, size) for _ in range(2))
     heads, turn = rows.clone(), HeadTurn(cosine, sine * change, (norms[0], norms[1]), 1e-5)
     parts = heads.split((query_heads, kv_heads, kv_heads), dim=1)
     found, totals = kernels.attend(*parts, keys=keys, values=values, before=before, scale=0.1, window=window, turn=turn)

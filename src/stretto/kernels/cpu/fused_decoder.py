@@ -201,7 +201,7 @@ class FusedDecoder:
     def _normed(self, norm: Any, states: Tensor) -> Tensor:
         """What a norm gives."""
         if self.kernels is not None and norm in self.alike:
-            return self.kernels.norm(states, norm.weight, eps_of(norm) or 0.0)
+            return self.kernels.layers.norm(states, norm.weight, eps_of(norm) or 0.0)
         result: Tensor = norm(states)
         return result
 
@@ -225,7 +225,7 @@ class FusedDecoder:
     def _gated(self, activation: Any, both: Tensor) -> Tensor:
         """(T, 2F) -> (T, F): the activation of the first half, times the second."""
         if self.kernels is not None and activation in self.alike:
-            return self.kernels.gate(both)
+            return self.kernels.layers.gate(*both.chunk(2, dim=-1))
         gate, up = both.chunk(2, dim=-1)
         result: Tensor = activation(gate).mul_(up)
         return result

@@ -2,7 +2,7 @@
 
 Stretches that see about as much and are about equally long make a tile, whoever's they are: the answers of a group,
 the prompts of all groups, pieces of a long segment. Each is padded to the longest, which costs less than products of
-its own. A tile's scores stay in the processor's cache. `tiled.py` computes attention over them.
+its own. A tile's scores stay in the processor's cache. `tiled_attention.py` computes attention over them.
 
 n stretches of a tile with L queries and S keys each, of which the last L are their own.
 """
@@ -69,11 +69,15 @@ class Tile:
         return far
 
 
-def tiles_of(segments: Sequence[Segment]) -> tuple[Tile, ...]:
-    """A tree in the tiles that cost least; none if it is left to torch's kernel."""
+def blocks_of(segments: Sequence[Segment]) -> tuple[QueryBlock, ...]:
+    """A tree in stretches; none if it is left to torch's kernel."""
     if any(reach_of(segments, index) + segment.length > FAR for index, segment in enumerate(segments)):
         return ()
-    stretches = [stretch for index in range(len(segments)) for stretch in _stretches(segments, index)]
+    return tuple(stretch for index in range(len(segments)) for stretch in _stretches(segments, index))
+
+
+def tiles_of(stretches: Sequence[QueryBlock]) -> tuple[Tile, ...]:
+    """Stretches in the tiles that cost least."""
     return tuple(_tile(batch) for batch in batches_of(stretches))
 
 

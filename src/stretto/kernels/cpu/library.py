@@ -1,0 +1,57 @@
+"""The kernels in C of this folder, as one library for each type of states, made when a process first needs it.
+
+As on a GPU, where kernels are compiled when they are first used. It takes two or three seconds and gcc, whose threads
+are those of torch. Without, or where what it made does not give what torch gives, torch's operations compute the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from stretto.kernels.cpu.compiler import load
+from stretto.openmp import is_torchs
+
+SAME = {torch.bfloat16: 2e-2, torch.float32: 1e-5}
+"""By how much kernels may differ from torch in their trial, by type of states."""
+
+POINTER, COUNT, REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
+
+Kernel = Callable[..., int | None]
+"""Those that can fail give whether they did."""
+
+
+@cache
+def library(dtype: torch.dtype) -> ctypes.CDLL | None:
+    """The kernels for states of this type; none if this machine cannot have them."""
+    if dtype not in SAME:
+        return None
+    found = load(bf16=dtype == torch.bfloat16)
+    # Threads of its own would be in the way of torch's.
+    return None if isinstance(found, str) or not is_torchs(found) else found
+
+
+def kernels_in(dtype: torch.dtype, arguments: Mapping[str, tuple[type, ...]]) -> dict[str, Kernel] | None:
+    """The kernels of these names, which take these arguments."""
+    found = library(dtype)
+    if found is None:
+        return None
+    kernels = {name: getattr(found, name) for name in arguments}
+    for name, kernel in kernels.items():
+        kernel.argtypes = arguments[name]
+    return kernels
+
+
+def agree(pairs: Iterable[tuple[Tensor, Tensor]], dtype: torch.dtype) -> bool:
+    """Whether what kernels gave is what torch gave."""
+    close = SAME[dtype]
+    return all(torch.allclose(one.float(), other.float(), rtol=close, atol=close) for one, other in pairs)
+
+
+def random(dtype: torch.dtype, *shape: int) -> Tensor:
+    """Numbers to try kernels with: the same for the same shape."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
