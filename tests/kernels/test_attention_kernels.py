@@ -31,7 +31,7 @@ def results(attend, states, dtype):
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("window", [None, 1, 9])
 @pytest.mark.parametrize(("size", "queries", "keys"), [(64, 9, 3), (128, 4, 4), (24, 6, 1), (6, 2, 2)])
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
 def test_it_is_attention_in_tiles(dtype, size, queries, keys, window, threads):
@@ -45,10 +45,13 @@ def test_it_is_attention_in_tiles(dtype, size, queries, keys, window, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = results(lambda *given: row.attend(*given, scale=0.2, window=window), states, dtype)
+        found, again = (
+            results(lambda *given: row.attend(*given, scale=0.2, window=window), states, dtype) for _ in range(2)
+        )
     finally:
         torch.set_num_threads(before)
     assert kernels is not None and "stretches" in vars(row), "it was computed in C"
+    assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
     expected = results(lambda *given: row.tiles.attend(*given, scale=0.2, window=window), states, torch.float64)
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == dtype and one.shape == other.shape
@@ -80,3 +83,13 @@ def test_what_is_no_number_stays_none():
     key[0, 0, 5] = float("nan")
     out = row.attend(query, key, value, scale=None, window=None)
     assert out[0, 0, 5:20].isnan().all() and out[0, 1].isfinite().all() and out[0, 0, :5].isfinite().all()
+
+
+def test_a_row_of_one_token_and_a_gradient_that_is_one_number():
+    row = RowAttention(blocks=blocks_of(merge([np.array([7])]).segments))
+    query, key, value = (torch.randn(1, heads, 1, 24, requires_grad=True) for heads in (4, 2, 2))
+    out = row.attend(query, key, value, scale=None, window=None)
+    torch.testing.assert_close(out, value.repeat_interleave(2, 1))
+    found = torch.autograd.grad(out.sum(), (query, key, value))  # every number of it is the same one in memory
+    expected = torch.zeros_like(query), torch.zeros_like(key), torch.full_like(value, 2)
+    torch.testing.assert_close(found, expected)

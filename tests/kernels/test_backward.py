@@ -19,6 +19,8 @@ from stretto.models.lora import add_adapter
 from stretto.recipe.schema import Adapter
 from tiny import scratch_policy
 
+GATED = LlamaConfig(hidden_size=8, intermediate_size=24, num_attention_heads=1)
+
 
 def gradients(layer, states, outgoing):
     """Output, and gradients of the states and of every trained weight."""
@@ -55,7 +57,7 @@ def test_a_norm_has_the_gradients_of_the_stock_one(kernels, kind, dtype, close, 
     ours = copy.deepcopy(stock)
     take_over(nn.ModuleList([ours]))
     assert type(ours) is not kind and type(ours).__name__ == kind.__name__
-    states, outgoing = noise(2, 5, 16, dtype=dtype), noise(2, 5, 16, seed=2, dtype=dtype)
+    states, outgoing = noise(2, 70, 16, dtype=dtype), noise(2, 70, 16, seed=2, dtype=dtype)
     expected, found = (gradients(layer, states, outgoing) for layer in (stock, ours))
     assert kernels == "in C" or torch.equal(found[0], expected[0])
     for one, other in zip(found, expected, strict=True):
@@ -63,13 +65,35 @@ def test_a_norm_has_the_gradients_of_the_stock_one(kernels, kind, dtype, close, 
         torch.testing.assert_close(one, other, rtol=close, atol=close)
 
 
+def test_a_norm_over_states_that_need_no_gradient_is_trained(kernels):
+    stock = LlamaRMSNorm(16)
+    ours = copy.deepcopy(stock)
+    take_over(nn.ModuleList([ours]))
+    states, outgoing = noise(3, 16), noise(3, 16, seed=2)
+    found, expected = (torch.autograd.grad(layer(states), [layer.weight], outgoing)[0] for layer in (ours, stock))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("trained", [["gate_proj"], ["up_proj"], ["gate_proj", "up_proj"]])
+def test_either_side_of_a_gate_can_be_trained_alone(kernels, trained):
+    """As adapters of the first layer are, which is given what is not trained."""
+    stock = LlamaMLP(GATED)
+    for name, weight in stock.named_parameters():
+        weight.requires_grad_(name.split(".")[0] in trained)
+    ours = copy.deepcopy(stock)
+    take_over(nn.ModuleList([ours]))
+    states, outgoing = noise(3, 8), noise(3, 8, seed=2)
+    found, expected = (
+        torch.autograd.grad(layer(states), [getattr(layer, name).weight for name in trained], outgoing)
+        for layer in (ours, stock)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_norm_of_another_kind_keeps_its_own_backward():
     gemma, exact = GemmaRMSNorm(8), LlamaRMSNorm(8).double()
     take_over(nn.ModuleList([gemma, exact]))
     assert (type(gemma), type(exact)) == (GemmaRMSNorm, LlamaRMSNorm)
-
-
-GATED = LlamaConfig(hidden_size=8, intermediate_size=24, num_attention_heads=1)
 
 
 @pytest.mark.parametrize("numbers", [40, 1 << 18])

@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from asked import sampled
 from stretto.engines.native.decode_backend import Steps
 from stretto.kernels.cpu import attention_kernels, compiler, decode_kernels, layer_kernels, logprob_kernels
+from stretto.kernels.cpu.backward import take_over
 from stretto.kernels.cpu.library import library
 from stretto.kernels.cpu.packed_linear import PackedSteps
 from tiny import scratch_policy
@@ -58,6 +62,20 @@ def test_a_machine_without_a_compiler_goes_without(anew, monkeypatch):
 def test_a_compiler_that_fails_costs_no_run(anew, monkeypatch, command):
     monkeypatch.setenv("CC", command)
     assert library(torch.float32) is None
+
+
+def test_they_can_be_tried_while_activations_are_recomputed(anew):
+    """What a trial keeps for its backward is not the layer's."""
+    layer = LlamaRMSNorm(16)
+    take_over(nn.ModuleList([layer]))
+    states = torch.ones(3, 16, requires_grad=True)
+    checkpoint(layer, states, use_reentrant=False).sum().backward()
+    assert states.grad is not None and layer_kernels.layer_kernels(torch.float32) is not None
+
+
+def test_a_trial_that_fails_costs_no_run(anew, monkeypatch):
+    monkeypatch.setattr(layer_kernels, "silu", lambda gates: 1 / 0)
+    assert layer_kernels.layer_kernels(torch.float32) is None
 
 
 def test_a_compiler_that_does_not_end_is_not_waited_for(anew, monkeypatch):

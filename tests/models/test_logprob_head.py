@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stretto.kernels.cpu.logprob_kernels import logprob_kernels
 from stretto.models import logprob_head as module
 from stretto.models.logprob_head import Head, accum_dtype, chunks, logprobs_of
 
@@ -193,3 +194,40 @@ def test_over_kept_tokens_everything_equals_autograd_over_masked_logits(rows, so
     found = gradients(ours, hidden, head, targets, outgoing, temperature=0.7)
     for one, other in zip([*found[:2], *found[2]], [*expected[:2], *expected[2]], strict=True):
         torch.testing.assert_close(one, other, **TIGHT)
+
+
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 1.7])
+@pytest.mark.parametrize("vocabulary", [1, 1023, 1025, 5000])
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)], ids=str)
+def test_kernels_in_c_equal_autograd(dtype, close, vocabulary, temperature):
+    kernels = logprob_kernels(dtype)
+    assert kernels is not None
+    generator = torch.Generator().manual_seed(vocabulary)
+    raw = (6 * torch.randn(5, vocabulary, generator=generator)).to(dtype)
+    targets = torch.randint(0, vocabulary, (5,), generator=generator, dtype=torch.int32)
+    outgoing = torch.randn(5, generator=generator)
+    logits = raw.double().requires_grad_()
+    logs = (logits / temperature).log_softmax(-1)
+    chosen = logs.gather(-1, targets[:, None].long())[:, 0]
+    (slopes,) = torch.autograd.grad(chosen, logits, outgoing.double(), retain_graph=True)
+    found = kernels.forward(raw, targets, temperature)
+    expected = chosen, (logits / temperature).logsumexp(-1), -(logs.exp() * logs).sum(-1)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other.detach(), rtol=1e-6, atol=1e-5)
+    kernels.backward(raw, targets, found[1], outgoing, temperature)
+    torch.testing.assert_close(raw.double(), slopes, rtol=close, atol=close * 0.1)
+
+
+def test_kernels_in_c_see_no_token_that_is_none_and_keep_what_is_no_number():
+    kernels = logprob_kernels(torch.float32)
+    raw = torch.randn(2, 40)
+    for wrong in (-100, 40):
+        with pytest.raises(IndexError, match="no token"):
+            kernels.forward(raw, torch.tensor([3, wrong]), 1.0)
+    raw[0, 7], raw[1, 7] = float("-inf"), float("nan")
+    logprobs, normalisers, entropies = kernels.forward(raw, torch.tensor([3, 3]), 1.0)
+    logs = raw[0].log_softmax(-1)
+    assert logprobs[1].isnan() and normalisers[1].isnan() and entropies[1].isnan()
+    torch.testing.assert_close(logprobs[0], logs[3])
+    torch.testing.assert_close(entropies[0], -(logs.exp() * logs.nan_to_num(neginf=0)).sum())
+    assert kernels.forward(raw, torch.tensor([7, 3]), 1.0)[0][0] == float("-inf")

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from stretto.kernels.cpu.library import readable
 from stretto.kernels.cpu.logprob_kernels import logprob_kernels
 from stretto.kernels.cuda import fused_logprobs
 
@@ -207,7 +208,7 @@ def _kernels_for(raw: Tensor, head: Head, kept: Tensor | None) -> LogitKernels |
     """What does all that comes after the head's product at once, if anything does."""
     if head.softcap is not None or kept is not None:
         return None
-    if raw.device.type == "cpu":
+    if readable(raw.dtype, raw) and raw.is_contiguous():
         return logprob_kernels(raw.dtype)
     return fused_logprobs if fused_logprobs.usable(raw.device, raw.dtype) else None
 

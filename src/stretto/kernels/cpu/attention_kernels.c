@@ -102,23 +102,6 @@ typedef struct {
     float *outgoing, *slopes, *moved;                         /* (L*G, D), (L*G, S), (S, D), for the backward */
 } space;
 
-/* Memory for stretches of up to so many rows, keys, and pairs of both; nothing where there is none. */
-static void *space_for(space *all, long rows, long keys, long pairs, long size) {
-    long wide_rows = rows * size, wide_keys = keys * size;
-    float *memory = aligned_alloc(64, (3 * wide_rows + 4 * wide_keys + 2 * pairs) * sizeof *memory);
-    float *next = memory;
-    all->queries = next, next += wide_rows;
-    all->found = next, next += wide_rows;
-    all->outgoing = next, next += wide_rows;
-    all->keys = next, next += wide_keys;
-    all->values = next, next += wide_keys;
-    all->turned = next, next += wide_keys;
-    all->moved = next, next += wide_keys;
-    all->scores = next, next += pairs;
-    all->slopes = next;
-    return memory;
-}
-
 /* A row, and how it is attended to. */
 typedef struct {
     heads_of queries, keys, values, outgoing;
@@ -136,6 +119,29 @@ typedef struct {
 static part part_of(const row *all, long stretch, long head) {
     long seen = all->starts[stretch + 1] - all->starts[stretch], own = all->lengths[stretch];
     return (part){all->known + all->starts[stretch], head, seen, own, seen - own, filled_up(seen), own * all->group};
+}
+
+/* Memory for any of a row's parts; nothing where there is none. */
+static void *space_for(const row *all, long stretches, space *mine) {
+    long rows = 0, keys = 0, pairs = 0;
+    for (long stretch = 0; stretch < stretches; stretch++) {
+        part here = part_of(all, stretch, 0);
+        rows = here.asked > rows ? here.asked : rows;
+        keys = here.columns > keys ? here.columns : keys;
+        pairs = here.asked * here.columns > pairs ? here.asked * here.columns : pairs;
+    }
+    rows *= all->width, keys *= all->width;
+    float *memory = aligned_alloc(sizeof(lanes), (3 * rows + 4 * keys + 2 * pairs) * sizeof *memory), *next = memory;
+    mine->queries = next, next += rows;
+    mine->found = next, next += rows;
+    mine->outgoing = next, next += rows;
+    mine->keys = next, next += keys;
+    mine->values = next, next += keys;
+    mine->turned = next, next += keys;
+    mine->moved = next, next += keys;
+    mine->scores = next, next += pairs;
+    mine->slopes = next;
+    return memory;
 }
 
 /* Where among the heads of all queries the one of a line of the part is. */
@@ -249,18 +255,18 @@ static void slopes_of_part(const row *all, const part *here, space *mine, const 
 }
 
 /* (T, K*G, D) out, and (T, K*G) totals: the logarithm of what the weights of each query add up to. Not 0 if there was
- * not enough memory: rows, keys and pairs are those of the largest stretch, all its queries counted. */
+ * not enough memory. */
 int attention(const number *query, const number *key, const number *value, number *out, float *totals,
               const int64_t *known, const int64_t *starts, const int64_t *lengths, long query_token, long query_head,
               long key_token, long key_head, long value_token, long value_head, long stretches, long heads, long group,
-              long size, long rows, long keys, long pairs, long window, float scale) {
+              long size, long window, float scale) {
     row all = {{query, query_token, query_head}, {key, key_token, key_head}, {value, value_token, value_head}, {0},
                known, starts, lengths, heads, group, size, filled_up(size), window, scale};
     int failed = 0;
 #pragma omp parallel reduction(| : failed)
     {
         space mine;
-        void *memory = space_for(&mine, rows, keys, pairs, all.width);
+        void *memory = space_for(&all, stretches, &mine);
         failed = !memory;
 #pragma omp for collapse(2) schedule(dynamic)
         for (long stretch = 0; stretch < stretches; stretch++)
@@ -280,8 +286,7 @@ int attention_backward(const number *query, const number *key, const number *val
                        const int64_t *cuts, float *sums, number *query_slopes, number *key_slopes,
                        number *value_slopes, long query_token, long query_head, long key_token, long key_head,
                        long value_token, long value_head, long outgoing_token, long outgoing_head, long shares,
-                       long tokens, long heads, long group, long size, long rows, long keys, long pairs, long window,
-                       float scale) {
+                       long tokens, long heads, long group, long size, long window, float scale) {
     row all = {{query, query_token, query_head}, {key, key_token, key_head}, {value, value_token, value_head},
                {outgoing, outgoing_token, outgoing_head}, known, starts, lengths, heads, group, size, filled_up(size),
                window, scale};
@@ -290,7 +295,7 @@ int attention_backward(const number *query, const number *key, const number *val
 #pragma omp parallel reduction(| : failed)
     {
         space mine;
-        void *memory = space_for(&mine, rows, keys, pairs, all.width);
+        void *memory = space_for(&all, cuts[shares], &mine);
         failed = !memory;
 #pragma omp for collapse(2) schedule(dynamic)
         for (long share = 0; share < shares; share++)

@@ -15,21 +15,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 
-from stretto.kernels.cpu.library import COUNT, POINTER, REAL, Kernel, agree, kernels_in, random
+from stretto.kernels.cpu.library import COUNT, POINTER, REAL, Kernel, agree, kernels_in, random, readable
 from stretto.kernels.cpu.tiles import QueryBlock
 
 TASKS = 2
 """Tasks of a backward for each thread, at least, so that none waits long for the last one. Each adds up in memory of
 its own, as much as the keys and values of one head take in fp32."""
 
-LANES = 16
-"""The kernels fill rows of keys up to multiples of this."""
+MOST_SHARES = 8
+"""Shares of all stretches at most, however many threads there are."""
 
 ARGUMENTS = {
-    "attention": (*repeat(POINTER, 8), *repeat(COUNT, 14), REAL),
-    "attention_backward": (*repeat(POINTER, 13), *repeat(COUNT, 17), REAL),
+    "attention": (*repeat(POINTER, 8), *repeat(COUNT, 11), REAL),
+    "attention_backward": (*repeat(POINTER, 13), *repeat(COUNT, 14), REAL),
 }
 """Of every kernel, as C has them."""
 
@@ -46,21 +47,17 @@ class Stretches:
     """Tokens of each."""
     work: NDArray[np.int64]
     """Pairs of tokens that there are to compute up to each of them, and with it."""
-    most: tuple[int, int, int]
-    """Tokens, keys, and pairs of both, of the stretch that has most."""
 
     @classmethod
     def of(cls, blocks: Sequence[QueryBlock]) -> Stretches:
         """Those of a row."""
         lengths = np.array([len(block.own) for block in blocks])
         keys = lengths + [len(block.before) for block in blocks]
-        room = -(-keys // LANES) * LANES
         return cls(
-            known=torch.as_tensor(np.concatenate([part for block in blocks for part in (block.before, block.own)])),
-            starts=torch.as_tensor(np.append(0, np.cumsum(keys))),
-            lengths=torch.as_tensor(lengths),
+            known=torch.from_numpy(np.concatenate([part for block in blocks for part in (block.before, block.own)])),
+            starts=torch.from_numpy(np.append(0, np.cumsum(keys))),
+            lengths=torch.from_numpy(lengths),
             work=np.cumsum(lengths * keys),
-            most=(int(lengths.max()), int(room.max()), int((lengths * room).max())),
         )
 
     @property
@@ -68,10 +65,10 @@ class Stretches:
         """Where in memory they are told."""
         return self.known.data_ptr(), self.starts.data_ptr(), self.lengths.data_ptr()
 
-    def cuts(self, parts: int) -> Tensor:
-        """Where to cut them into so many parts that take about as long."""
-        inner = np.searchsorted(self.work, self.work[-1] * np.arange(1, parts) // parts, side="right")
-        return torch.as_tensor(np.concatenate([[0], inner, [len(self.work)]]))
+    def cuts(self, shares: int) -> Tensor:
+        """Where to cut them into so many shares that take about as long."""
+        inner = np.searchsorted(self.work, self.work[-1] * np.arange(1, shares) // shares, side="right")
+        return torch.from_numpy(np.concatenate([[0], inner, [len(self.work)]]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,7 @@ class AttentionKernels:
 
     def serve(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
         """True if these are heads as the kernels read them: of one size and of this type."""
-        return query.dtype == key.dtype == value.dtype == self.dtype and key.shape == value.shape
+        return readable(self.dtype, query, key, value) and key.shape == value.shape
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, stretches: Stretches, *, scale: float, window: int | None
@@ -113,13 +110,13 @@ class _StretchAttention(torch.autograd.Function):
         kernels: AttentionKernels,
     ) -> Tensor:
         query, key, value = given = _rows(query, key, value)
-        out, totals = query.new_empty(query.shape), torch.empty(query.shape[:2])
+        out, totals = query.new_empty(query.shape), torch.empty(query.shape[:2], dtype=torch.float32)
         failed = kernels.of["attention"](
             *(each.data_ptr() for each in (*given, out, totals)),
             *stretches.places,
             *_strides(*given),
             len(stretches.lengths),
-            *_sizes(query, key, stretches),
+            *_sizes(query, key),
             window,
             scale,
         )
@@ -129,22 +126,23 @@ class _StretchAttention(torch.autograd.Function):
         return _heads(out)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, totals = ctx.saved_tensors
         given = (query, key, value, *_rows(gradients[0]))
         stretches, scale, window, kernels = ctx.how
         tokens, heads, size = key.shape
-        parts = -(-TASKS * torch.get_num_threads() // heads)
-        cuts, sums = stretches.cuts(parts), torch.empty(parts, heads, 2, tokens, size)
+        shares = min(-(-TASKS * torch.get_num_threads() // heads), len(stretches.lengths), MOST_SHARES)
+        cuts, sums = stretches.cuts(shares), torch.empty(shares, heads, 2, tokens, size, dtype=torch.float32)
         slopes = [torch.empty(each.shape, dtype=each.dtype) for each in (query, key, value)]
         failed = kernels.of["attention_backward"](
             *(each.data_ptr() for each in (*given, totals)),
             *stretches.places,
             *(each.data_ptr() for each in (cuts, sums, *slopes)),
             *_strides(*given),
-            parts,
+            shares,
             tokens,
-            *_sizes(query, key, stretches),
+            *_sizes(query, key),
             window,
             scale,
         )
@@ -168,12 +166,10 @@ def _strides(*rows: Tensor) -> list[int]:
     return [stride for each in rows for stride in each.stride()[:2]]
 
 
-def _sizes(query: Tensor, key: Tensor, stretches: Stretches) -> tuple[int, ...]:
-    """Key heads, queries of each, their numbers, and the rows, keys and scores of the largest stretch."""
+def _sizes(query: Tensor, key: Tensor) -> tuple[int, int, int]:
+    """Key heads, queries of each, and the numbers of a head."""
     heads, size = key.shape[1:]
-    group = query.shape[1] // heads
-    tokens, keys, pairs = stretches.most
-    return heads, group, size, tokens * group, keys, pairs * group
+    return heads, query.shape[1] // heads, size
 
 
 def _check(failed: int | None) -> None:
@@ -187,25 +183,26 @@ def attention_kernels(dtype: torch.dtype) -> AttentionKernels | None:
     """The kernels for states of this type; none if this machine cannot have them."""
     found = kernels_in(dtype, ARGUMENTS)
     kernels = None if found is None else AttentionKernels(dtype, found)
-    return kernels if kernels is not None and agree(_tried(kernels), dtype) else None
+    return kernels if kernels is not None and agree(lambda: _tried(kernels), dtype) else None
 
 
 def _tried(kernels: AttentionKernels) -> list[tuple[Tensor, Tensor]]:
     """What kernels and torch make of two stretches and of their slopes, at several sizes of heads."""
     pairs: list[tuple[Tensor, Tensor]] = []
-    for size, tokens in ((24, 21), (64, 40), (128, 7)):
+    for size, tokens, window in ((24, 21, None), (64, 40, None), (64, 40, 7), (128, 7, None)):
         place = np.arange(tokens)
         cut = [QueryBlock(before=place[:0], own=place[:5]), QueryBlock(before=place[:5], own=place[5:])]
         states = random(kernels.dtype, 12, tokens, size)[None].split((4, 2, 2, 4), dim=1)
+        distance = torch.arange(tokens)[:, None] - torch.arange(tokens)
+        seen = (distance >= 0) & (distance < (window or tokens))
         found = []
         for ours in (True, False):
-            with torch.enable_grad():
-                given = [each.detach().to(torch.float32 if not ours else None).requires_grad_() for each in states]
-                query, key, value, outgoing = given
-                if ours:
-                    out = kernels.attend(query, key, value, Stretches.of(cut), scale=0.1, window=None)
-                else:
-                    out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.1, enable_gqa=True)
-                found.append([out.detach(), *torch.autograd.grad(out, given[:3], outgoing.detach())])
+            given = [each.to(dtype=None if ours else torch.float32).requires_grad_() for each in states]
+            query, key, value, outgoing = given
+            if ours:
+                out = kernels.attend(query, key, value, Stretches.of(cut), scale=0.1, window=window)
+            else:
+                out = scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=0.1, enable_gqa=True)
+            found.append([out.detach(), *torch.autograd.grad(out, given[:3], outgoing.detach())])
         pairs += zip(*found, strict=True)
     return pairs

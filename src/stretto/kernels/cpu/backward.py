@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from peft.tuners.lora import Linear as Adapted
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from stretto.kernels.by_hand import by_hand, eps_of
 from stretto.kernels.cpu.layer_kernels import LayerKernels, layer_kernels
@@ -25,7 +26,7 @@ CACHED_NUMBERS = 1 << 18
 
 
 class _Norm(torch.autograd.Function):
-    """(states (..., W), weight (W)) -> weight * states / rms(states), by the layer's own forward."""
+    """(states (..., W), weight (W)) -> weight * states / rms(states)."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, eps: float, own: Any) -> Tensor:
@@ -34,6 +35,7 @@ class _Norm(torch.autograd.Function):
         return _normed(states, weight, eps, own)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         states, weight = ctx.saved_tensors
         if (kernels := _kernels(states, weight, outgoing := gradients[0].contiguous())) is not None:
@@ -70,6 +72,7 @@ class _Gated(torch.autograd.Function):
         return _gated(gate, up)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         if (kernels := _kernels(gate, up, slopes := gradients[0].contiguous())) is not None:
@@ -89,7 +92,7 @@ class _Gated(torch.autograd.Function):
 
 def _kernels(*states: Tensor) -> LayerKernels | None:
     """The kernels in C, if they read all of these."""
-    kernels = layer_kernels(states[0].dtype) if states[0].device.type == "cpu" else None
+    kernels = layer_kernels(states[0].dtype)
     return kernels if kernels is not None and kernels.serve(*states) else None
 
 
@@ -123,6 +126,7 @@ class _LowRank(torch.autograd.Function):
         return out.view(*states.shape[:-1], -1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, down, up, low = ctx.saved_tensors
         rows, outgoing = states.reshape(-1, states.shape[-1]), gradients[0].reshape(-1, len(up))
@@ -138,10 +142,10 @@ class _HandNorm(nn.Module):
     """What a norm's class is given."""
 
     def forward(self, states: Tensor) -> Tensor:
-        """As its class, with another backward where there is one."""
+        """As its class, to rounding."""
         layer: Any = self
         given: Any = (states, layer.weight, eps_of(layer), super().forward)
-        differentiated = torch.is_grad_enabled() and states.requires_grad
+        differentiated = torch.is_grad_enabled() and (states.requires_grad or layer.weight.requires_grad)
         result: Tensor = _Norm.apply(*given) if differentiated else _normed(*given)
         return result
 
@@ -150,10 +154,10 @@ class _HandGated(nn.Module):
     """What the class of a feed-forward layer is given."""
 
     def forward(self, states: Tensor) -> Tensor:
-        """As its class, with another backward where there is one."""
+        """As its class, to rounding."""
         layer: Any = self
         gate, up = layer.gate_proj(states), layer.up_proj(states)
-        differentiated = torch.is_grad_enabled() and gate.requires_grad
+        differentiated = torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad)
         result: Tensor = layer.down_proj(_Gated.apply(gate, up) if differentiated else _gated(gate, up))
         return result
 
@@ -174,7 +178,7 @@ class _HandAdapter(Adapted):
 
 
 def take_over(network: nn.Module) -> None:
-    """Gives RMS norms and gated layers of a CPU the backward from here, if they are the plain kind, which is tried."""
+    """Gives RMS norms and gated layers of a CPU the passes from here, if they are the plain kind, which is tried."""
     for layer in network.modules():
         stock: Any = type(layer)
         if stock.__name__.endswith("RMSNorm") and is_plain(layer):

@@ -79,7 +79,7 @@ class DecodeKernels:
         """
         _, kv_heads, capacity, size = keys.shape
         tokens, query_heads, _ = query.shape
-        out, totals = query.new_empty(tokens, query_heads, size), torch.empty(tokens, query_heads)
+        out, totals = query.new_empty(tokens, query_heads, size), torch.empty(tokens, query_heads, dtype=torch.float32)
         self.of["attend"](
             query.data_ptr(),
             key.data_ptr(),
@@ -109,7 +109,7 @@ class DecodeKernels:
         """(T, V) logits, before their (T, 1) temperatures in fp32 -> (T, M) log of summed exponentials of blocks."""
         assert products.dtype == self.dtype and products.is_contiguous()
         rows, vocabulary = products.shape
-        out = torch.empty(rows, -(-vocabulary // block))
+        out = torch.empty(rows, -(-vocabulary // block), dtype=torch.float32)
         self.of["weigh"](products.data_ptr(), temperatures.data_ptr(), out.data_ptr(), rows, vocabulary, block)
         return out
 
@@ -130,14 +130,14 @@ def decode_kernels(dtype: torch.dtype) -> DecodeKernels | None:
     """The kernels for states of this type; none if this machine cannot have them."""
     layers, found = layer_kernels(dtype), kernels_in(dtype, ARGUMENTS)
     kernels = None if layers is None or found is None else DecodeKernels(dtype, found, layers)
-    return kernels if kernels is not None and agree(_tried(kernels), dtype) else None
+    return kernels if kernels is not None and agree(lambda: _tried(kernels), dtype) else None
 
 
 @torch.no_grad()
 def _tried(kernels: DecodeKernels) -> list[tuple[Tensor, Tensor]]:
     """What kernels and torch make of small numbers, with every size of heads that C knows by name."""
     logits = random(kernels.dtype, 3, 80)
-    pairs = [(kernels.weigh(logits, torch.full((3, 1), 0.7), 32), _sums(logits.float() / 0.7, 32))]
+    pairs = [(kernels.weigh(logits, torch.full((3, 1), 0.7, dtype=torch.float32), 32), _sums(logits.float() / 0.7, 32))]
     for size, window in ((24, None), (64, None), (64, 20), (128, None)):
         pairs += _attention(kernels, size, window)
     return pairs

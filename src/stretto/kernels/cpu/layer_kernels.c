@@ -1,6 +1,6 @@
 /* RMS norms and gates of decoder layers: one pass over each row, forward and backward.
  *
- * Numbers are rounded where the layers of transformers round them; slopes are rounded once, at the end. */
+ * Numbers are rounded where Llama's layers in transformers round them; slopes are rounded once, at the end. */
 
 #include "numbers.h"
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from stretto.kernels.cpu.library import COUNT, POINTER, REAL, Kernel, agree, kernels_in, random
+from stretto.kernels.cpu.library import COUNT, POINTER, REAL, Kernel, agree, kernels_in, random, readable
 
 ROWS_OF_A_SUM = 64
 """Rows whose part of a norm weight's gradient one thread adds up: the same sums with any number of threads."""
@@ -39,8 +39,8 @@ class LayerKernels:
     """By their names in C."""
 
     def serve(self, *states: Tensor) -> bool:
-        """True if all are what the kernels read: plain, contiguous, and of this type."""
-        return all(each.dtype == self.dtype and each.is_contiguous() for each in states)
+        """True if all are what the kernels read."""
+        return readable(self.dtype, *states) and all(each.is_contiguous() for each in states)
 
     def norm(self, states: Tensor, weight: Tensor, eps: float) -> Tensor:
         """RMS norm of (..., W) states."""
@@ -57,17 +57,18 @@ class LayerKernels:
         width = states.shape[-1]
         rows = states.numel() // width
         slopes = torch.empty_like(states)
-        sums = torch.empty(-(-rows // ROWS_OF_A_SUM), width) if trains else None
+        sums = torch.empty(-(-rows // ROWS_OF_A_SUM), width, dtype=torch.float32) if trains else None
         places = (each.data_ptr() for each in (states, weight, outgoing, slopes))
         summed = None if sums is None else sums.data_ptr()
         self.of["norm_backward"](*places, summed, rows, width, ROWS_OF_A_SUM, eps)
         return slopes, None if sums is None else sums.sum(0).to(weight.dtype)
 
     def gate(self, gates: Tensor, ups: Tensor) -> Tensor:
-        """(..., F) gates, and what passes through them; either may be a part of longer rows."""
+        """(..., F) gates, and what passes through them; or (T, F) parts of longer rows, both of rows of one length."""
         out = torch.empty_like(gates, memory_format=torch.contiguous_format)
         rows, width = gates.numel() // gates.shape[-1], gates.shape[-1]
-        self.of["gate"](gates.data_ptr(), ups.data_ptr(), out.data_ptr(), rows, width, gates.stride(-2))
+        stride = width if gates.is_contiguous() else gates.stride(0)
+        self.of["gate"](gates.data_ptr(), ups.data_ptr(), out.data_ptr(), rows, width, stride)
         return out
 
     def gate_backward(self, gates: Tensor, ups: Tensor, outgoing: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,17 +84,16 @@ def layer_kernels(dtype: torch.dtype) -> LayerKernels | None:
     """The kernels for states of this type; none if this machine cannot have them."""
     found = kernels_in(dtype, ARGUMENTS)
     kernels = None if found is None else LayerKernels(dtype, found)
-    return kernels if kernels is not None and agree(_tried(kernels), dtype) else None
+    return kernels if kernels is not None and agree(lambda: _tried(kernels), dtype) else None
 
 
 def _tried(kernels: LayerKernels) -> list[tuple[Tensor, Tensor]]:
     """What kernels and torch make of a few rows."""
     gates, ups, states, outgoing = random(kernels.dtype, 4, 3, 40)
     weight = random(kernels.dtype, 40)
-    with torch.enable_grad():
-        given = [each.detach().float().requires_grad_() for each in (gates, ups, states, weight)]
-        gated, normed = silu(given[0]) * given[1], rms_norm(given[2], (40,), given[3], 1e-5)
-        slopes = torch.autograd.grad([gated, normed], given, [outgoing.float(), outgoing.float()])
+    given = [each.detach().float().requires_grad_() for each in (gates, ups, states, weight)]
+    gated, normed = silu(given[0]) * given[1], rms_norm(given[2], (40,), given[3], 1e-5)
+    slopes = torch.autograd.grad([gated, normed], given, [outgoing.float(), outgoing.float()])
     of_states, of_weight = kernels.norm_backward(states, weight, outgoing, 1e-5, trains=True)
     assert of_weight is not None
     found = [*kernels.gate_backward(gates, ups, outgoing), of_states, of_weight]

@@ -6,10 +6,16 @@
 /* Numbers of a row whose sum is made in fp32. */
 enum { PART = 1024 };
 
-void logprobs(const number *logits, const int64_t *targets, float *chosen, float *normalisers, float *entropies,
-              long rows, long vocabulary, float temperature) {
-#pragma omp parallel for schedule(static)
+/* Not 0 if a target is none of the vocabulary. */
+int logprobs(const number *logits, const int64_t *targets, float *chosen, float *normalisers, float *entropies,
+             long rows, long vocabulary, float temperature) {
+    int failed = 0;
+#pragma omp parallel for schedule(static) reduction(| : failed)
     for (long row = 0; row < rows; row++) {
+        if (targets[row] < 0 || targets[row] >= vocabulary) {
+            failed = 1;
+            continue;
+        }
         const number *mine = logits + row * vocabulary;
         float cool = 1.0f / temperature, top = -INFINITY;
         double total = 0, along = 0;
@@ -34,9 +40,10 @@ void logprobs(const number *logits, const int64_t *targets, float *chosen, float
         chosen[row] = (float)(wide(mine[targets[row]]) * cool - most - size);
         entropies[row] = (float)(size - along / total);
     }
+    return failed;
 }
 
-/* Logits become their slopes. */
+/* Logits become their slopes; targets are those that the forward has seen. */
 void logprobs_backward(number *logits, const int64_t *targets, const float *normalisers, const float *outgoing,
                        long rows, long vocabulary, float temperature) {
 #pragma omp parallel for schedule(static)

@@ -12,6 +12,7 @@ from itertools import repeat
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from stretto.kernels.cpu.library import COUNT, POINTER, REAL, Kernel, agree, kernels_in, random
 
@@ -31,14 +32,15 @@ class LogprobKernels:
 
     def forward(self, raw: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
         """(b, V) logits, (b) tokens -> their log-probabilities, normalisers, entropies (b), in fp32."""
-        logprobs, normalisers, entropies = torch.empty(3, len(raw))
-        used = (raw, targets.contiguous(), logprobs, normalisers, entropies)
-        self.of["logprobs"](*(each.data_ptr() for each in used), *raw.shape, temperature)
+        logprobs, normalisers, entropies = torch.empty(3, len(raw), dtype=torch.float32)
+        used = (raw, targets.long().contiguous(), logprobs, normalisers, entropies)
+        if self.of["logprobs"](*(each.data_ptr() for each in used), *raw.shape, temperature):
+            raise IndexError("a target is no token of the head's vocabulary")
         return logprobs, normalisers, entropies
 
     def backward(self, raw: Tensor, targets: Tensor, normalisers: Tensor, outgoing: Tensor, temperature: float) -> None:
         """Logits become their gradient, in place."""
-        used = (raw, targets.contiguous(), normalisers.contiguous(), outgoing.contiguous())
+        used = (raw, targets.long().contiguous(), normalisers.contiguous(), outgoing.contiguous())
         self.of["logprobs_backward"](*(each.data_ptr() for each in used), *raw.shape, temperature)
 
 
@@ -47,17 +49,17 @@ def logprob_kernels(dtype: torch.dtype) -> LogprobKernels | None:
     """The kernels for logits of this type; none if this machine cannot have them."""
     found = kernels_in(dtype, ARGUMENTS)
     kernels = None if found is None else LogprobKernels(found)
-    return kernels if kernels is not None and agree(_tried(kernels, dtype), dtype) else None
+    return kernels if kernels is not None and agree(lambda: _tried(kernels, dtype), dtype) else None
 
 
 @torch.no_grad()
 def _tried(kernels: LogprobKernels, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
     """What kernels and torch make of a few rows."""
-    raw, targets, outgoing = 6 * random(dtype, 3, 1500), torch.tensor([0, 1499, 700]), torch.tensor([0.5, -1.0, 2.0])
+    raw, targets, outgoing = 6 * random(dtype, 3, 1500), torch.tensor([0, 1499, 700]), random(torch.float32, 3)
     logs = (raw.float() / 0.9).log_softmax(-1)
-    chosen = logs.gather(-1, targets[:, None])
-    slopes = (-logs.exp()).scatter_add(-1, targets[:, None], torch.ones(3, 1)) * outgoing[:, None] / 0.9
-    expected = [chosen[:, 0], (raw.float() / 0.9).logsumexp(-1), -(logs.exp() * logs).sum(-1), slopes]
+    slopes = (one_hot(targets, 1500) - logs.exp()) * outgoing[:, None] / 0.9
+    chosen = logs.gather(-1, targets[:, None])[:, 0]
+    expected = [chosen, (raw.float() / 0.9).logsumexp(-1), -(logs.exp() * logs).sum(-1), slopes]
     found = kernels.forward(raw, targets, 0.9)
     kernels.backward(raw, targets, found[1], outgoing, 0.9)
     return list(zip([*found, raw], expected, strict=True))

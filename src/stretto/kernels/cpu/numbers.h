@@ -33,9 +33,10 @@ static inline float rounded(float value) { return wide(narrow(value)); }
 /* Rows that are worth a second thread have this many numbers. */
 enum { WORTH_THREADS = 1 << 16 };
 
-/* e^x to the precision of fp32, in operations that a compiler can do on many numbers at once. */
-static inline float exponential(float x) {
-    x = x < -87.0f ? -87.0f : x;
+/* e^x to the precision of fp32, in operations that a compiler can do on many numbers at once; 0 where it would take
+ * numbers that processors are slow at. */
+static inline float exponential(float given) {
+    float x = given < -87.0f ? -87.0f : given;
     x = x > 88.0f ? 88.0f : x;
     float halves = x * 1.44269504f + 12582912.0f; /* the nearest whole number is in its last bits */
     float whole = halves - 12582912.0f;
@@ -50,7 +51,7 @@ static inline float exponential(float x) {
     uint32_t power = (uint32_t)((int32_t)whole + 127) << 23;
     float scale;
     memcpy(&scale, &power, sizeof scale);
-    return sum * scale;
+    return given < -87.0f ? 0.0f : sum * scale;
 }
 
 static inline void normed_row(const number *states, const number *weight, number *out, long width, float eps) {

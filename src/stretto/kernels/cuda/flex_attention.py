@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from stretto.kernels.cuda.trials import fault_of
+from stretto.kernels.trials import fault_of
 from stretto.models.segments import Segment, reach_of
 
 GRAIN = 128

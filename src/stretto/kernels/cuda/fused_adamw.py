@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stretto.kernels.bits import joined
-from stretto.kernels.cuda.trials import works
+from stretto.kernels.trials import works
 
 NUMBERS = 1 << 11
 """Numbers of a program."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from stretto.kernels.by_hand import by_hand, eps_of
-from stretto.kernels.cuda.trials import works
+from stretto.kernels.trials import works
 
 ALLOWED = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-4}
 """Largest relative difference in the trial, by type."""

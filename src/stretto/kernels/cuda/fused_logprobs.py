@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from stretto.kernels.cuda.trials import works
+from stretto.kernels.trials import works
 
 ALLOWED = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 """Largest relative difference in the trial, by type of the logits."""
