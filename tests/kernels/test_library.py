@@ -17,7 +17,7 @@ from asked import sampled
 from stretto.engines.native.decode_backend import Steps
 from stretto.kernels.cpu import attention_kernels, compiler, decode_kernels, layer_kernels, logprob_kernels
 from stretto.kernels.cpu.backward import take_over
-from stretto.kernels.cpu.library import library
+from stretto.kernels.cpu.library import agree, library
 from stretto.kernels.cpu.packed_linear import PackedSteps
 from tiny import scratch_policy
 
@@ -71,6 +71,13 @@ def test_they_can_be_tried_while_activations_are_recomputed(anew):
     states = torch.ones(3, 16, requires_grad=True)
     checkpoint(layer, states, use_reentrant=False).sum().backward()
     assert states.grad is not None and layer_kernels.layer_kernels(torch.float32) is not None
+
+
+def test_what_is_no_number_confirms_nothing():
+    ones, none = torch.ones(3), torch.tensor([1.0, float("nan"), 1.0])
+    assert agree(lambda: [(ones, ones)], torch.float32)
+    assert not agree(lambda: [(ones, ones), (none, ones)], torch.float32)
+    assert not agree(lambda: [(none, ones), (ones, ones)], torch.float32)
 
 
 def test_a_trial_that_fails_costs_no_run(anew, monkeypatch):

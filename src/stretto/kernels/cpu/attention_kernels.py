@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 
-from stretto.kernels.cpu.library import COUNT, POINTER, REAL, Kernel, agree, kernels_in, random, readable
+from stretto.kernels.cpu.library import COUNT, POINTER, REAL, Kernel, confirmed, random, readable
 from stretto.kernels.cpu.tiles import QueryBlock
 
 TASKS = 2
@@ -181,9 +181,7 @@ def _check(failed: int | None) -> None:
 @cache
 def attention_kernels(dtype: torch.dtype) -> AttentionKernels | None:
     """The kernels for states of this type; none if this machine cannot have them."""
-    found = kernels_in(dtype, ARGUMENTS)
-    kernels = None if found is None else AttentionKernels(dtype, found)
-    return kernels if kernels is not None and agree(lambda: _tried(kernels), dtype) else None
+    return confirmed(dtype, ARGUMENTS, lambda found: AttentionKernels(dtype, found), _tried)
 
 
 def _tried(kernels: AttentionKernels) -> list[tuple[Tensor, Tensor]]:

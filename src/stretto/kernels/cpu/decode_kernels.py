@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 
 from stretto.kernels.cpu.layer_kernels import LayerKernels, layer_kernels
-from stretto.kernels.cpu.library import COUNT, POINTER, REAL, Kernel, agree, kernels_in, random
+from stretto.kernels.cpu.library import COUNT, POINTER, REAL, Kernel, confirmed, random
 
 QUERIES = 1 << 14
 """Most numbers of the queries that look at one key head: they stand on a thread's stack."""
@@ -128,9 +128,10 @@ class DecodeKernels:
 @cache
 def decode_kernels(dtype: torch.dtype) -> DecodeKernels | None:
     """The kernels for states of this type; none if this machine cannot have them."""
-    layers, found = layer_kernels(dtype), kernels_in(dtype, ARGUMENTS)
-    kernels = None if layers is None or found is None else DecodeKernels(dtype, found, layers)
-    return kernels if kernels is not None and agree(lambda: _tried(kernels), dtype) else None
+    layers = layer_kernels(dtype)
+    return confirmed(
+        dtype, ARGUMENTS, lambda found: None if layers is None else DecodeKernels(dtype, found, layers), _tried
+    )
 
 
 @torch.no_grad()

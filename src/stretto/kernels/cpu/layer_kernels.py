@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from stretto.kernels.cpu.library import COUNT, POINTER, REAL, Kernel, agree, kernels_in, random, readable
+from stretto.kernels.cpu.library import COUNT, POINTER, REAL, Kernel, confirmed, random, readable
 
 ROWS_OF_A_SUM = 64
 """Rows whose part of a norm weight's gradient one thread adds up: the same sums with any number of threads."""
@@ -82,9 +82,7 @@ class LayerKernels:
 @cache
 def layer_kernels(dtype: torch.dtype) -> LayerKernels | None:
     """The kernels for states of this type; none if this machine cannot have them."""
-    found = kernels_in(dtype, ARGUMENTS)
-    kernels = None if found is None else LayerKernels(dtype, found)
-    return kernels if kernels is not None and agree(lambda: _tried(kernels), dtype) else None
+    return confirmed(dtype, ARGUMENTS, lambda found: LayerKernels(dtype, found), _tried)
 
 
 def _tried(kernels: LayerKernels) -> list[tuple[Tensor, Tensor]]:

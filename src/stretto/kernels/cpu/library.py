@@ -7,8 +7,10 @@ are those of torch. Without, or where what it made does not give what torch give
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +29,10 @@ POINTER, COUNT, REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 
 Kernel = Callable[..., int | None]
 """Those that can fail give whether they did."""
+
+Made = TypeVar("Made")
+Pairs = Iterable[tuple[Tensor, Tensor]]
+"""What kernels gave, and what torch gave."""
 
 
 @cache
@@ -55,15 +61,29 @@ def readable(dtype: torch.dtype, *tensors: Tensor) -> bool:
     return all(type(each) in PLAIN and each.dtype == dtype and each.device.type == "cpu" for each in tensors)
 
 
-def agree(trial: Callable[[], Iterable[tuple[Tensor, Tensor]]], dtype: torch.dtype) -> bool:
+def confirmed(
+    dtype: torch.dtype,
+    arguments: Mapping[str, tuple[type, ...]],
+    make: Callable[[Mapping[str, Kernel]], Made | None],
+    trial: Callable[[Made], Pairs],
+) -> Made | None:
+    """What is made of the kernels that take these arguments, if its trial confirms it; none if this machine cannot have
+    them."""
+    found = kernels_in(dtype, arguments)
+    made = None if found is None else make(found)
+    return made if made is not None and agree(lambda: trial(made), dtype) else None
+
+
+def agree(trial: Callable[[], Pairs], dtype: torch.dtype) -> bool:
     """Whether what kernels give in a trial, the first of each pair, is what torch gives."""
     with torch.inference_mode(False):
         return fault_of(lambda: max(_difference(*pair) for pair in trial()), SAME[dtype]) is None
 
 
 def _difference(one: Tensor, other: Tensor) -> float:
-    """The largest, as a share of numbers above 1."""
-    return float(((one.float() - other.float()).abs() / (1 + other.float().abs())).max())
+    """The largest, as a share of numbers above 1; infinite where one is no number, which no maximum would show."""
+    apart = (one.float() - other.float()).abs() / (1 + other.float().abs())
+    return float(apart.nan_to_num(nan=math.inf).max())
 
 
 def random(dtype: torch.dtype, *shape: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from stretto.kernels.cpu.library import COUNT, POINTER, REAL, Kernel, agree, kernels_in, random
+from stretto.kernels.cpu.library import COUNT, POINTER, REAL, Kernel, confirmed, random
 
 ARGUMENTS = {
     "logprobs": (*repeat(POINTER, 5), *repeat(COUNT, 2), REAL),
@@ -47,9 +47,7 @@ class LogprobKernels:
 @cache
 def logprob_kernels(dtype: torch.dtype) -> LogprobKernels | None:
     """The kernels for logits of this type; none if this machine cannot have them."""
-    found = kernels_in(dtype, ARGUMENTS)
-    kernels = None if found is None else LogprobKernels(found)
-    return kernels if kernels is not None and agree(lambda: _tried(kernels, dtype), dtype) else None
+    return confirmed(dtype, ARGUMENTS, LogprobKernels, lambda kernels: _tried(kernels, dtype))
 
 
 @torch.no_grad()
