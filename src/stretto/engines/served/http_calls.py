@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -63,13 +63,8 @@ class HttpCalls:
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None, *, seconds: float) -> HttpReply:
         """What the server says; an OSError or HTTPException if it is not reached."""
-        connection = self.opened(seconds)
-        try:
-            response = self.sent(connection, path, body)
-            text = response.read().decode(errors="replace")
-        finally:
-            connection.close()
-        return read_reply(response.status, text)
+        with closing(self.opened(seconds)) as connection, self.sent(connection, path, body) as response:
+            return read_reply(response.status, response.read().decode(errors="replace"))
 
     def opened(self, seconds: float | None) -> HTTPConnection:
         """A connection, over which each wait may take so long."""
@@ -79,7 +74,7 @@ class HttpCalls:
         return connection
 
     def sent(self, connection: HTTPConnection, path: str, body: Mapping[str, Any] | None) -> HTTPResponse:
-        """The beginning of an answer."""
+        """The beginning of an answer, which keeps the line open until it is closed, too."""
         data = None if body is None else json.dumps(body).encode()
         connection.request("GET" if data is None else "POST", self.prefix + path, data, self.headers)
         return connection.getresponse()

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPResponse
 from queue import SimpleQueue
@@ -157,12 +157,10 @@ class ServerTransport:
         if answer.gone:
             return
         try:
-            connection = self.http.opened(None)
-            try:
+            with closing(self.http.opened(None)) as connection:
                 if self._is_wanted(answer, connection.sock):
-                    self._take(answer, self.http.sent(connection, self.api.generate, answer.body))
-            finally:
-                connection.close()
+                    with self.http.sent(connection, self.api.generate, answer.body) as response:
+                        self._take(answer, response)
         except EngineError as error:
             self._fail(answer, error)
         except Exception as error:  # whatever it is, somebody waits for the answer
