@@ -70,7 +70,7 @@ ARROWS = {
     | {"algorithms.base", "algorithms.credit", "algorithms.optimal", "algorithms.own_facts", "algorithms.sft"}
     | {"checks.machine"}
     | {"checks.own_code", "engines.base", "engines.queue", "environments", "models.files", "models.load"}
-    | {"models.memory", "models.source", "models.stop_tokens", "models.template_file", "placement.build"}
+    | {"models.memory", "models.source", "models.stop_tokens", "models.template_file", "openmp", "placement.build"}
     | {"placement.cluster", "placement.devices", "placement.plan", "placement.strategies", "planner", "recipe"}
     | {"report", "rewards"}
     | {"sandbox.fork_server", "sandbox.imports", "sandbox.pool", "scheduler", "storage", "tasks.examples"}

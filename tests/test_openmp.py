@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from stretto.openmp import BOUNDED, PASSIVE, USER, bound_spinning, wait_passively
+from stretto.openmp import BOUNDED, PASSIVE, USER, bound_spinning, sleeps_at_once, wait_passively
 
 PROBE = "import json, os, sys, stretto; json.dump([dict(os.environ), 'torch' in sys.modules], sys.stdout)"
 
@@ -78,3 +78,17 @@ def test_threads_that_have_computed_for_one_that_is_done_are_ended_and_come_agai
     path = {"PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", RELEASES], env=path, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["2", "0", str(2.0 * (1 << 20)), "2"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "sleeps"),
+    [
+        ({}, False),
+        (BOUNDED, False),
+        (PASSIVE, True),
+        ({"OMP_WAIT_POLICY": "PASSIVE"}, True),
+        ({"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "300"}, False),
+    ],
+)
+def test_whether_threads_sleep_at_once_is_what_the_environment_says(environment, sleeps):
+    assert sleeps_at_once(environment) == sleeps

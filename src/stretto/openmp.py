@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,6 +47,12 @@ def wait_passively(environment: MutableMapping[str, str] = os.environ) -> bool:
     _SET.update(PASSIVE)
     environment.update(PASSIVE)
     return True
+
+
+def sleeps_at_once(environment: Mapping[str, str] = os.environ) -> bool:
+    """True if threads do not spin while they wait for each other."""
+    told = environment.get("GOMP_SPINCOUNT")
+    return told == "0" if told else environment.get("OMP_WAIT_POLICY", "").lower() == "passive"
 
 
 def release_threads() -> None:

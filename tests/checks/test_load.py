@@ -16,8 +16,8 @@ intr 1 2 3
 
 
 def test_only_cores_that_the_process_may_use_count_and_idling_does_not():
-    assert seconds_in_use(TABLE, {0}, ticks=100) == pytest.approx(1.53)
-    assert seconds_in_use(TABLE, {0, 1}, ticks=100) == pytest.approx(4.53)
+    assert seconds_in_use(TABLE, {0}, ticks=100) == pytest.approx({0: 1.53})
+    assert seconds_in_use(TABLE, {0, 1}, ticks=100) == pytest.approx({0: 1.53, 1: 3.0})
 
 
 @pytest.mark.parametrize(

@@ -33,11 +33,13 @@ MODES = {
 }
 
 BY_HAND = {
-    "llama": {"LlamaRMSNorm", "LlamaMLP"},
-    "qwen2 with a window in one layer": {"Qwen2RMSNorm", "Qwen2MLP"},
-    "qwen3 with wide heads": {"Qwen3RMSNorm", "Qwen3MLP"},
-    "mistral with a window": {"MistralRMSNorm", "MistralMLP"},
-    "qwen3 with experts": {"Qwen3MoeRMSNorm"},
+    "llama": {"LlamaRMSNorm", "LlamaMLP", "LlamaAttention"},
+    "qwen2 with a window in one layer": {"Qwen2RMSNorm", "Qwen2MLP", "Qwen2Attention"},
+    "qwen3 with wide heads": {"Qwen3RMSNorm", "Qwen3MLP", "Qwen3Attention"},
+    "mistral with a window": {"MistralRMSNorm", "MistralMLP", "MistralAttention"},
+    "gemma": {"GemmaAttention"},
+    "gemma3 with windows": {"Gemma3Attention"},
+    "qwen3 with experts": {"Qwen3MoeRMSNorm", "Qwen3MoeAttention"},
     "deepseek v3 with narrow values": {"DeepseekV3RMSNorm", "DeepseekV3MLP"},
 }
 """Layers that have a backward written by hand in fp32, but for adapters."""

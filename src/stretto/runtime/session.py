@@ -30,6 +30,7 @@ from stretto.report.read_run import flat
 from stretto.report.tensorboard import TensorBoard
 from stretto.runtime.base_copy import Note
 from stretto.runtime.build import build_runtime
+from stretto.runtime.core_share import core_share
 from stretto.runtime.drift import DriftGuards
 from stretto.runtime.endings import Finished, finished, sound, where_it_stands
 from stretto.runtime.evaluate import Evaluation
@@ -188,7 +189,7 @@ async def _run(
                 output = _output(parts, journal, checkpoints, stateful, ends, screen, given)
                 screen.start(recipe.run.steps, done)
                 reads = _inputs(parts, folder, root, given, allowed=allow, since=done)
-                with reads, output.host, output.page, loaded_objects_frozen():
+                with reads, output.host, output.page, core_share(parts.plan, parts.threads), loaded_objects_frozen():
                     evaluations = await train(parts, output, done=done, metrics=metrics)
                     return await _finish(parts, output, course, evaluations, root=root, after=done)
             except StateLostError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,34 +59,45 @@ def busy_cores(stat: Path = STAT, sleep: Callable[[float], None] = time.sleep) -
     """Cores of this process's that others keep busy; 0 where the system does not tell."""
     seen = []
     for _ in range(2):
-        before = _used(stat)
+        before = core_use(stat=stat)
         sleep(MOMENT)
-        after = _used(stat)
+        after = core_use(stat=stat)
         if before is None or after is None:
             return 0.0
-        (begun, all_then, mine_then), (now, all_now, mine_now) = before, after
-        seen.append(((all_now - all_then) - (mine_now - mine_then)) / max(1e-9, now - begun))
+        everybody = sum(after.used.values()) - sum(before.used.values())
+        seen.append((everybody - (after.own - before.own)) / max(1e-9, after.at - before.at))
     return max(0.0, min(seen))
 
 
-def _used(stat: Path) -> tuple[float, float, float] | None:
-    """The time, seconds for which the cores of this process have been in use, and for which by itself."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreUse:
+    """How long cores have been in use, up to a moment."""
+
+    at: float
+    """The moment."""
+    used: Mapping[int, float]
+    """Core -> seconds for which it was not idle."""
+    own: float
+    """Seconds that this process has computed, with those of its children that have ended."""
+
+
+def core_use(cores: Collection[int] | None = None, *, stat: Path = STAT) -> CoreUse | None:
+    """How long cores, by default those of this process, have been in use; none where the system does not tell."""
     try:
         text = stat.read_text(encoding="ascii")
-        mine = os.sched_getaffinity(0)
-        each = seconds_in_use(text, mine, ticks=os.sysconf("SC_CLK_TCK"))
+        used = seconds_in_use(text, os.sched_getaffinity(0) if cores is None else cores, ticks=os.sysconf("SC_CLK_TCK"))
     except (OSError, ValueError, AttributeError):
         return None
     own = os.times()
-    return time.monotonic(), each, own.user + own.system + own.children_user + own.children_system
+    return CoreUse(at=time.monotonic(), used=used, own=own.user + own.system + own.children_user + own.children_system)
 
 
-def seconds_in_use(text: str, cores: Collection[int], *, ticks: int) -> float:
-    """Seconds for which these cores were not idle, by the kernel's table of all."""
-    total = 0
+def seconds_in_use(text: str, cores: Collection[int], *, ticks: int) -> dict[int, float]:
+    """Core -> seconds for which it was not idle, by the kernel's table of all."""
+    found = {}
     for line in text.splitlines():
         name, *numbers = line.split()
         if name[:3] == "cpu" and name[3:].isdigit() and int(name[3:]) in cores:
             user, nice, system, _, _, interrupts, soft = map(int, numbers[:7])
-            total += user + nice + system + interrupts + soft
-    return total / ticks
+            found[int(name[3:])] = (user + nice + system + interrupts + soft) / ticks
+    return found

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from stretto.kernels.by_hand import by_hand, eps_of
 from stretto.kernels.cpu.layer_kernels import LayerKernels, layer_kernels
+from stretto.kernels.cpu.rotation import has_plain_rotary, with_rotary_kernel
 from stretto.models.logprob_head import accum_dtype, chunks
 from stretto.models.quantised import QuantisedLinear, product, product_backward
 
@@ -178,13 +179,16 @@ class _HandAdapter(Adapted):
 
 
 def take_over(network: nn.Module) -> None:
-    """Gives RMS norms and gated layers of a CPU the passes from here, if they are the plain kind, which is tried."""
+    """Gives RMS norms, gated layers and the rotary positions of attention the passes from here on a CPU, if they are
+    the plain kind, which is tried."""
     for layer in network.modules():
         stock: Any = type(layer)
         if stock.__name__.endswith("RMSNorm") and is_plain(layer):
             layer.__class__ = by_hand(_HandNorm, stock)
         elif stock.__name__.endswith("MLP") and is_gated(layer):
             layer.__class__ = by_hand(_HandGated, stock)
+        elif stock.__name__.endswith("Attention") and has_plain_rotary(layer):
+            layer.__class__ = with_rotary_kernel(stock)
 
 
 def take_over_adapters(network: nn.Module) -> None:

@@ -1,4 +1,4 @@
-/* RMS norms and gates of decoder layers: one pass over each row, forward and backward.
+/* RMS norms, gates and rotary positions of decoder layers: one pass over each row, forward and backward.
  *
  * Numbers are rounded where Llama's layers in transformers round them; slopes are rounded once, at the end. */
 
@@ -59,4 +59,40 @@ void gate_backward(const number *gates, const number *ups, const number *outgoin
         up_slopes[i] = narrow(slope * silu);
         gate_slopes[i] = narrow(slope * wide(ups[i]) * (share + silu * (1.0f - share)));
     }
+}
+
+/* A head rotated by its position. */
+static inline void rotate_head(const number *head, const number *cosine, const number *sine, number *out, long half) {
+#pragma omp simd
+    for (long i = 0; i < half; i++) {
+        float low = wide(head[i]), high = wide(head[i + half]);
+        out[i] = narrow(rounded(low * wide(cosine[i])) + rounded(-high * wide(sine[i])));
+        out[i + half] = narrow(rounded(high * wide(cosine[i + half])) + rounded(low * wide(sine[i + half])));
+    }
+}
+
+/* The slopes of a head, from those of what it was rotated to. */
+static inline void rotate_back(const number *slopes, const number *cosine, const number *sine, number *out, long half) {
+#pragma omp simd
+    for (long i = 0; i < half; i++) {
+        float low = wide(slopes[i]), high = wide(slopes[i + half]);
+        out[i] = narrow(low * wide(cosine[i]) + high * wide(sine[i + half]));
+        out[i + half] = narrow(high * wide(cosine[i + half]) - low * wide(sine[i]));
+    }
+}
+
+/* Queries and keys of tokens that begin a stride after each other, rotated by the angles of each token. */
+void rotate_heads(const number *query, const number *key, const number *cosine, const number *sine, number *query_out,
+                number *key_out, long tokens, long query_heads, long key_heads, long size, long query_stride,
+                long key_stride, long back) {
+    long heads = query_heads + key_heads;
+#pragma omp parallel for schedule(static) if (tokens * heads * size > WORTH_THREADS)
+    for (long token = 0; token < tokens; token++)
+        for (long head = 0; head < heads; head++) {
+            int asks = head < query_heads;
+            long place = asks ? head : head - query_heads;
+            const number *from = (asks ? query + token * query_stride : key + token * key_stride) + place * size;
+            number *to = (asks ? query_out + token * query_heads * size : key_out + token * key_heads * size) + place * size;
+            (back ? rotate_back : rotate_head)(from, cosine + token * size, sine + token * size, to, size / 2);
+        }
 }

@@ -1,4 +1,4 @@
-"""Norms and gates of decoder layers in C (`layer_kernels.c`), forward and backward.
+"""Norms, gates and rotary positions of decoder layers in C (`layer_kernels.c`), forward and backward.
 
 As torch computes them, each is a dozen operations over states that leave the processor's cache in between, and each
 operation has all threads meet once more.
@@ -25,6 +25,7 @@ ARGUMENTS = {
     "norm_backward": (*repeat(POINTER, 5), *repeat(COUNT, 3), REAL),
     "gate": (*repeat(POINTER, 3), *repeat(COUNT, 3)),
     "gate_backward": (*repeat(POINTER, 5), COUNT),
+    "rotate_heads": (*repeat(POINTER, 6), *repeat(COUNT, 7)),
 }
 """Of every kernel, as C has them."""
 
@@ -78,6 +79,25 @@ class LayerKernels:
         self.of["gate_backward"](*places, gates.numel())
         return slopes
 
+    def reads_heads(self, query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> bool:
+        """True if these are heads and angles as the kernels read them."""
+        size, tokens = query.shape[-1], len(query)
+        alike = key.shape[-1] == size and len(key) == tokens and size % 2 == 0
+        lie = all(each.shape[1] == 1 or each.stride(1) == size for each in (query, key))
+        inner = query.stride(2) == key.stride(2) == 1
+        angles = all(each.is_contiguous() and each.numel() == tokens * size for each in (cosine, sine))
+        return alike and lie and inner and angles and readable(self.dtype, query, key, cosine, sine)
+
+    def rotate(
+        self, query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor, *, back: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """(T, H, D) queries and (T, K, D) keys, rows of any stride, rotated by (T, D) angles; or slopes, `back`."""
+        out = query.new_empty(query.shape), key.new_empty(key.shape)
+        places = (each.data_ptr() for each in (query, key, cosine, sine, *out))
+        strides = query.stride(0), key.stride(0)
+        self.of["rotate_heads"](*places, len(query), query.shape[1], key.shape[1], query.shape[2], *strides, back)
+        return out
+
 
 @cache
 def layer_kernels(dtype: torch.dtype) -> LayerKernels | None:
@@ -96,4 +116,17 @@ def _tried(kernels: LayerKernels) -> list[tuple[Tensor, Tensor]]:
     assert of_weight is not None
     found = [*kernels.gate_backward(gates, ups, outgoing), of_states, of_weight]
     found += [kernels.gate(gates, ups), kernels.norm(states, weight, 1e-5)]
-    return list(zip(found, [*slopes, gated.detach(), normed.detach()], strict=True))
+    return [*zip(found, [*slopes, gated.detach(), normed.detach()], strict=True), *_rotated(kernels)]
+
+
+def _rotated(kernels: LayerKernels) -> list[tuple[Tensor, Tensor]]:
+    """What kernels and torch make of heads of a few tokens, parts of longer rows, and of slopes."""
+    rows = random(kernels.dtype, 3, 7, 40)
+    query, key = rows[:, :4], rows[:, 4:6]
+    cosine, sine = random(kernels.dtype, 2, 3, 40)
+    heads = rows[:, :6].float().requires_grad_()
+    first, second = heads.chunk(2, dim=-1)
+    rotated = heads * cosine[:, None] + torch.cat([-second, first], dim=-1) * sine[:, None]
+    slopes = torch.autograd.grad(rotated, heads, heads.detach())[0]
+    found = (torch.cat(kernels.rotate(query, key, cosine, sine, back=back), dim=1) for back in (False, True))
+    return list(zip(found, (rotated.detach(), slopes), strict=True))
