@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from stretto.checks.machine.load import CpuShare, busy_cores, cpu_share, seconds_in_use
+from stretto.checks.machine.load import CpuShare, busy_cores, cpu_share, seconds_idle, seconds_in_use
 
 TABLE = """cpu  900 0 0 9000 0 0 0 0 0 0
 cpu0 100 20 30 5000 7 1 2 9 0 0
@@ -16,8 +16,8 @@ intr 1 2 3
 
 
 def test_only_cores_that_the_process_may_use_count_and_idling_does_not():
-    assert seconds_in_use(TABLE, {0}, ticks=100) == pytest.approx({0: 1.53})
-    assert seconds_in_use(TABLE, {0, 1}, ticks=100) == pytest.approx({0: 1.53, 1: 3.0})
+    assert seconds_in_use(TABLE, {0}, ticks=100) == pytest.approx(1.53)
+    assert seconds_in_use(TABLE, {0, 1}, ticks=100) == pytest.approx(4.53)
 
 
 @pytest.mark.parametrize(
@@ -93,3 +93,15 @@ def test_what_this_process_does_itself_is_not_load(tmp_path):
 
 def test_a_system_that_does_not_tell_has_no_load(tmp_path):
     assert busy_cores(tmp_path / "missing", lambda _: None) == 0.0
+
+
+def test_a_core_is_idle_where_nothing_is_done_that_does_not_step_back(tmp_path, monkeypatch):
+    stat, hertz = tmp_path / "stat", os.sysconf("SC_CLK_TCK")
+    stat.write_text(TABLE)
+    monkeypatch.setattr(os, "getpriority", lambda *of: 0)
+    assert seconds_idle([0], stat) == pytest.approx((20 + 5000 + 7) / hertz)
+    assert seconds_idle([0, 10], stat) == pytest.approx((20 + 5000 + 7) / hertz)
+    monkeypatch.setattr(os, "getpriority", lambda *of: 10)  # niced itself
+    assert seconds_idle([0], stat) == pytest.approx((5000 + 7) / hertz)
+    assert seconds_idle([0, 7], stat) is None
+    assert seconds_idle([0], tmp_path / "missing") is None

@@ -2,10 +2,10 @@
 
 Threads that share an operation meet at its end, thousands of times in a step. Where other programs take turns with them
 on every core, whoever is early waits until the late one has had its turn. Threads that take turns with each other, on
-fewer cores, do not wait so: one computes while the other waits. Linux leaves other programs the rest by itself, for it
-evens out how many want each core. So while others keep cores busy, threads keep to as many cores as those leave them,
-and spread again when cores stand idle. Nobody gets less than before, and the numbers are the same: how sums are rounded
-depends on how many threads there are, not on where they run.
+half of the cores, do not wait so: one computes while the other waits. Linux leaves other programs the other half by
+itself, for it evens out how many want each core. So as long as others fill that half, a run that competes for all cores
+keeps to one, and when it stands idle, spreads over all and tries again later. Numbers are the same: how sums are
+rounded depends on how many threads there are, not on where they run.
 """
 
 from __future__ import annotations
@@ -13,86 +13,105 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from random import Random
 from types import TracebackType
 from typing import Self
 
-from stretto.checks.machine.load import CoreUse, core_use
+from stretto.checks.machine.facts import cores, shown
+from stretto.checks.machine.load import seconds_idle
 from stretto.openmp import sleeps_at_once
 from stretto.placement.plan import Plan
 
 LOOK = 1.0
-"""Seconds between two looks at who uses which core."""
+"""Seconds between two looks at the other half."""
 
-TAKEN = 0.45
-"""Share of the cores from which on others are taken to want more than they get. Two that want all of two cores get half
-beside two threads of ours."""
+IDLE = 0.5
+"""Share of its time for which the other half may have nothing to do; beyond it there is more to win than lost."""
 
-FULL = 0.9
-"""Share of the other cores that others use, or else these stand idle at times and threads spread again."""
+PAUSE, LONGEST = 30.0, 300.0
+"""Seconds until half of the cores are tried again, at first, and if the other half stood idle again and again."""
+
+SET = ("OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+"""Variables by which a user says how many threads there are, or where they compute."""
 
 TASKS = "/proc/self/task"
 
-Keep = Callable[[Collection[int]], None]
-Measure = Callable[[Collection[int]], CoreUse | None]
-
 
 def core_share(plan: Plan, threads: Mapping[str, int]) -> AbstractContextManager[object]:
-    """What keeps the threads of a run to their share, if it computes on one CPU device and its threads sleep as soon as
-    they wait. Those that spin would do so on the core that the late one needs."""
-    count = threads.get(plan.devices[0], 1)
-    if len(plan.devices) > 1 or count < 2 or not sleeps_at_once() or not hasattr(os, "sched_setaffinity"):
+    """What keeps the threads of a run to their share of the cores, where it competes for them: on one CPU device, with
+    threads that sleep as soon as they wait, for those that spin would do so on the core that the late one needs."""
+    device = plan.devices[0]
+    more = threads.get(device, 1) > max(1, shown() // 2)  # than half of the cores
+    said = any(os.environ.get(name) for name in SET)
+    if len(plan.devices) > 1 or not more or said or not sleeps_at_once():
         return nullcontext()
-    return CoreShare(os.sched_getaffinity(0))
+    if not hasattr(os, "sched_setaffinity") or cores() < shown():  # a share of time is no number of cores
+        return nullcontext()
+    return CoreShare(os.sched_getaffinity(0), keep=partial(keep_threads, device))
 
 
 class CoreShare:
-    """Keeps the threads of this process that compute to some of its cores."""
+    """Keeps threads to half of the cores while others fill the other half."""
 
     def __init__(
         self,
         cores: Collection[int],
         *,
-        measure: Measure = core_use,
-        keep: Keep | None = None,
-        first: Callable[[int], int] | None = None,
+        keep: Callable[[Collection[int]], None],
+        idle: Callable[[Collection[int]], float | None] = seconds_idle,
+        clock: Callable[[], float] = time.monotonic,
+        second: Callable[[], bool] | None = None,
     ) -> None:
-        """`first` chooses, of so many cores, where those begin that threads keep to: by chance, or two runs that choose
-        the same ones would do so again and again."""
+        """`keep` moves the threads, `idle` tells how long cores have been idle so far, and `second` chooses the second
+        half: by chance, or two runs would choose the same one again and again."""
         self.cores: Sequence[int] = sorted(cores)
-        self.chosen: Sequence[int] = self.cores
-        self.measure, self.keep, self.first = measure, keep or keep_threads, first or Random().randrange
-        self.before: CoreUse | None = None
+        self.keep, self.idle, self.clock = keep, idle, clock
+        self.second = second or (lambda: Random().random() < 0.5)
+        self.rest: Sequence[int] = ()
+        self.before: tuple[float, float | None] = (0.0, None)
+        self.pause = PAUSE
         self.looking: asyncio.Task[None] | None = None
 
-    def look(self) -> None:
-        """Chooses the cores by what was used since the last look."""
-        before, self.before = self.before, self.measure(self.cores)
-        if before is None or self.before is None:
-            return
-        chosen = self._chosen(before, self.before)
-        if chosen != self.chosen:
-            self.chosen = chosen
-            self.keep(chosen)
+    def look(self) -> float:
+        """Keeps threads to half of the cores or spreads them, and says in how many seconds to look again."""
+        if not self.rest:
+            half = len(self.cores) // 2
+            first, last = self.cores[:half], self.cores[half:]
+            kept, self.rest = (last, first) if self.second() else (first, last)
+            self.keep(kept)
+            self.before = self.clock(), self.idle(self.rest)
+            return LOOK
+        if self._is_filled():
+            self.pause = PAUSE
+            return LOOK
+        self.spread()
+        pause, self.pause = self.pause, min(2 * self.pause, LONGEST)
+        return pause
 
-    def _chosen(self, before: CoreUse, now: CoreUse) -> Sequence[int]:
-        seconds = max(1e-9, now.at - before.at)
-        used = {core: (now.used[core] - before.used[core]) / seconds for core in self.cores}
-        rest = [core for core in self.cores if core not in self.chosen]
-        if rest:
-            return self.chosen if sum(used[core] for core in rest) >= FULL * len(rest) else self.cores
-        others = sum(used.values()) - (now.own - before.own) / seconds
-        if others < TAKEN * len(self.cores):
-            return self.cores
-        left, first = max(1, round(len(self.cores) - others)), self.first(len(self.cores))
-        return sorted((*self.cores[first:], *self.cores[:first])[:left])
+    def _is_filled(self) -> bool:
+        """Whether others have filled the other half since the last look."""
+        (then, idle_then), (now, idle_now) = self.before, (self.clock(), self.idle(self.rest))
+        self.before = now, idle_now
+        if idle_then is None or idle_now is None:
+            return False
+        return idle_now - idle_then <= IDLE * len(self.rest) * (now - then)
+
+    def spread(self) -> None:
+        """Threads may compute on every core."""
+        if self.rest:
+            self.rest = ()
+            self.keep(self.cores)
 
     async def _look_on(self) -> None:
-        while True:
-            self.look()
-            await asyncio.sleep(LOOK)
+        try:
+            while True:
+                await asyncio.sleep(self.look())
+        finally:
+            self.spread()
 
     def __enter__(self) -> Self:
         self.looking = asyncio.ensure_future(self._look_on())
@@ -103,15 +122,14 @@ class CoreShare:
     ) -> None:
         if self.looking is not None:
             self.looking.cancel()
-        if self.chosen != self.cores:
-            self.keep(self.cores)
+        self.spread()
 
 
-def keep_threads(cores: Collection[int]) -> None:
-    """Lets the threads of this process compute on these cores, but for its main thread and the calling one: processes
-    that those start would be kept there, too."""
-    spared = {os.getpid(), threading.get_native_id()}
+def keep_threads(device: str, cores: Collection[int]) -> None:
+    """Lets a device's thread and those that compute for it, which Python does not know, run on these cores. All others
+    stay where they are: processes that they start would be kept there, too."""
+    others = {thread.native_id for thread in threading.enumerate() if not thread.name.startswith(device)}
     for task in map(int, os.listdir(TASKS)):
-        if task not in spared:
+        if task not in others:
             with suppress(OSError):  # it has ended meanwhile
                 os.sched_setaffinity(task, cores)

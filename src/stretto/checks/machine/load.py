@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,45 +59,50 @@ def busy_cores(stat: Path = STAT, sleep: Callable[[float], None] = time.sleep) -
     """Cores of this process's that others keep busy; 0 where the system does not tell."""
     seen = []
     for _ in range(2):
-        before = core_use(stat=stat)
+        before = _used(stat)
         sleep(MOMENT)
-        after = core_use(stat=stat)
+        after = _used(stat)
         if before is None or after is None:
             return 0.0
-        everybody = sum(after.used.values()) - sum(before.used.values())
-        seen.append((everybody - (after.own - before.own)) / max(1e-9, after.at - before.at))
+        (begun, all_then, mine_then), (now, all_now, mine_now) = before, after
+        seen.append(((all_now - all_then) - (mine_now - mine_then)) / max(1e-9, now - begun))
     return max(0.0, min(seen))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoreUse:
-    """How long cores have been in use, up to a moment."""
-
-    at: float
-    """The moment."""
-    used: Mapping[int, float]
-    """Core -> seconds for which it was not idle."""
-    own: float
-    """Seconds that this process has computed, with those of its children that have ended."""
-
-
-def core_use(cores: Collection[int] | None = None, *, stat: Path = STAT) -> CoreUse | None:
-    """How long cores, by default those of this process, have been in use; none where the system does not tell."""
+def _used(stat: Path) -> tuple[float, float, float] | None:
+    """The time, seconds for which the cores of this process have been in use, and for which by itself."""
     try:
         text = stat.read_text(encoding="ascii")
-        used = seconds_in_use(text, os.sched_getaffinity(0) if cores is None else cores, ticks=os.sysconf("SC_CLK_TCK"))
+        mine = os.sched_getaffinity(0)
+        each = seconds_in_use(text, mine, ticks=os.sysconf("SC_CLK_TCK"))
     except (OSError, ValueError, AttributeError):
         return None
     own = os.times()
-    return CoreUse(at=time.monotonic(), used=used, own=own.user + own.system + own.children_user + own.children_system)
+    return time.monotonic(), each, own.user + own.system + own.children_user + own.children_system
 
 
-def seconds_in_use(text: str, cores: Collection[int], *, ticks: int) -> dict[int, float]:
-    """Core -> seconds for which it was not idle, by the kernel's table of all."""
-    found = {}
-    for line in text.splitlines():
-        name, *numbers = line.split()
-        if name[:3] == "cpu" and name[3:].isdigit() and int(name[3:]) in cores:
-            user, nice, system, _, _, interrupts, soft = map(int, numbers[:7])
-            found[int(name[3:])] = (user + nice + system + interrupts + soft) / ticks
-    return found
+def seconds_in_use(text: str, cores: Collection[int], *, ticks: int) -> float:
+    """Seconds for which these cores were not idle, by the kernel's table of all."""
+    total = 0
+    for core, (user, nice, system, _, _, interrupts, soft) in _times(text).items():
+        if core in cores:
+            total += user + nice + system + interrupts + soft
+    return total / ticks
+
+
+def seconds_idle(cores: Collection[int], stat: Path = STAT) -> float | None:
+    """Seconds for which these cores, all together, had nothing to do, or only what steps back for this process; none
+    where the system does not tell of each."""
+    try:
+        times = _times(stat.read_text(encoding="ascii"))
+        polite = os.getpriority(os.PRIO_PROCESS, 0) <= 0  # niced programs step back, unless this one is niced itself
+        idle = [idle + waiting + nice * polite for _, nice, _, idle, waiting, *_ in (times[core] for core in cores)]
+    except (OSError, ValueError, LookupError):
+        return None
+    return sum(idle) / os.sysconf("SC_CLK_TCK")
+
+
+def _times(text: str) -> dict[int, tuple[int, ...]]:
+    """Core -> what the kernel's table says of it: user, nice, system, idle, waiting, interrupts, soft ones."""
+    rows = [line.split() for line in text.splitlines() if line[:3] == "cpu" and line[3:4].isdigit()]
+    return {int(name[3:]): tuple(map(int, numbers[:7])) for name, *numbers in rows}
