@@ -11,7 +11,7 @@ from stretto.environments.render import Renderer
 from stretto.errors import RecipeError
 from stretto.models.scratch import character_tokenizer
 from stretto.placement.cluster import parse_cluster
-from stretto.planner.calibrate import fit, parts
+from stretto.planner.calibrate import StepNotes, fit, parts
 from stretto.planner.problem import PlanningProblem
 from stretto.planner.search import search, variants_of
 from stretto.planner.workload import workload_of
@@ -93,7 +93,10 @@ def test_a_reward_model_scores_the_steps_that_have_one_and_no_others(tmp_path):
     settings = [PlanningProblem.of(workload_of(each, tmp_path), parse_cluster("2xcpu")) for each in (RECIPE, judged)]
     asks = [next(recipes(each, runnable(search(each, variants_of(Placement(), "flatten")), each))) for each in settings]
     seen = asyncio.run(taken(RECIPE, tmp_path, asks, note=lambda text: None, launch=threads, rounds=2))
-    assert [any(part.name == "reward" for part in parts(step)) for step in seen] == [False, True]
+    assert [any(part.name == "reward" for part in parts(step, StepNotes.of(step.notes))) for step in seen] == [
+        False,
+        True,
+    ]
 
 
 def test_devices_that_are_not_here_are_not_measured(tmp_path):

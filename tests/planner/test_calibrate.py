@@ -11,7 +11,7 @@ from stretto.placement.cluster import parse_cluster
 from stretto.placement.devices import DeviceKind
 from stretto.placement.rates import THREADS, Rates
 from stretto.planner import saved_calibration as kept
-from stretto.planner.calibrate import MeasuredStep, fit, parts
+from stretto.planner.calibrate import MeasuredStep, StepNotes, fit, parts
 from stretto.planner.candidate import Candidate
 from stretto.planner.cost.lengths import LengthDistribution
 from stretto.planner.cost.memory_fit import MemoryFits
@@ -19,6 +19,7 @@ from stretto.planner.cost.seconds import Costs
 from stretto.planner.cost.shapes import named_shape
 from stretto.planner.cost.stage_times import PlanDurations, StageTimes
 from stretto.planner.forecast import choose, forecast_of
+from stretto.planner.lone_devices import lone_shares
 from stretto.planner.problem import PlanningProblem
 from stretto.planner.saved_calibration import ELSEWHERE, SavedCalibration, as_measured, keep, kept_for
 from stretto.planner.simulate import simulate
@@ -30,7 +31,15 @@ from stretto.scheduler.simulator import Simulation
 from stretto.scheduler.state import StepState
 
 TRUE = replace(
-    THREADS, matmul_share=0.6, backward=2.4, tick=4e-3, tick_layer=3e-4, tick_request=5e-4, piece=2e-3, phase=0.05
+    THREADS,
+    matmul_share=0.6,
+    backward=2.4,
+    tick=4e-3,
+    tick_layer=3e-4,
+    tick_request=5e-4,
+    piece=2e-3,
+    phase=0.05,
+    lone=0.2,
 )
 """What holds on a machine that nobody has measured."""
 TWO = parse_cluster("2xcpu")
@@ -81,10 +90,20 @@ class Noting(StepState):
 
 
 def taken(work, choice, rates=TRUE):
-    """A step that took what the constants say."""
+    """A step that took what the constants say, faster where a cell works alone."""
     setting = PlanningProblem(workload=work, cluster=TWO, costs=Costs(rates=rates))
-    prices, plan = StageTimes(setting), choice.plan(setting)
-    durations = PlanDurations(prices, choice, plan)
+    together = _taken(setting, choice, {})
+    return _taken(setting, choice, alone_in(together))
+
+
+def alone_in(seen):
+    """How much of its work each cell did alone."""
+    return lone_shares(StepNotes.of(seen.notes).spans, seen.plan, seen.setting.cluster.devices)
+
+
+def _taken(setting, choice, lone):
+    work, prices, plan = setting.workload, StageTimes(setting), choice.plan(setting)
+    durations = PlanDurations(prices, choice, plan, lone)
     terms = StepSpec(
         groups=work.prompts,
         drops=False,
@@ -115,6 +134,7 @@ def test_constants_that_steps_obeyed_predict_other_steps_as_they_do():
     found = fit(seen, THREADS)
     assert found.before > 0.15
     assert found.after < 0.02
+    assert found.rates["lone"] == pytest.approx(TRUE.lone, abs=0.03)
     other, choice = workload(prompts=6, prompt=200, mean=40.0, cap=160), Candidate(strategy="elastic", devices=2)
     steps = []
     for rates in (TRUE, Rates.of(found.rates, kind=DeviceKind.CPU)):
@@ -126,8 +146,8 @@ def test_constants_that_steps_obeyed_predict_other_steps_as_they_do():
 @pytest.mark.parametrize("choice", list(choices(WORK[0])), ids=lambda choice: f"{choice.strategy} on {choice.devices}")
 def test_the_parts_of_a_step_are_told_by_the_constants_that_it_obeyed(choice):
     seen = taken(WORK[3], choice)
-    priced = PlanDurations(StageTimes(seen.setting), seen.choice, seen.plan)
-    found = list(parts(seen))
+    priced = PlanDurations(StageTimes(seen.setting), seen.choice, seen.plan, alone_in(seen))
+    found = list(parts(seen, StepNotes.of(seen.notes)))
     assert {part.name for part in found} == {"generate", "reference", "train", "rest"}
     for part in found:
         assert part.predicted(priced) == pytest.approx(part.seconds, rel=0.02)

@@ -71,6 +71,9 @@ class Rates:
     """Seconds that a change of stage costs besides its work: a call to a worker process and its answer, and again per
     doubling of devices. The default was measured with Ray on one host: 0.7 ms for one process, 1.2 for two, 2.2 for
     four."""
+    lone: float = 0.0
+    """What a device saves of its time while the others of its host have no work, as threads of a CPU do that share
+    clocks, caches and memory."""
     update: float = 0.03
     """Seconds that an optimizer update takes besides, per doubling of ranks: launches, norms, the slowest."""
 
@@ -102,7 +105,7 @@ SMALL, LARGE = 1e-9, 1e18
 THREADS = Rates(
     matmul_share=0.92, attention_share=1.3, layer_passes=21.0, backward=1.26, decode_share=5.6, tick=4.4e-3,
     tick_layer=5.5e-4, plain_layer=0.0, tick_request=2.5e-4, piece=5.6e-3, near_delay=1e-4, far_delay=1e-3,
-    link_share=0.5, gather=1e9, phase=6e-3, update=0.005,
+    link_share=0.5, gather=1e9, phase=6e-3, lone=0.15, update=0.005,
 )  # fmt: skip
 """Where devices are threads of a CPU: small models, no kernels to launch, processes next to each other. As they were
 measured on one machine (benchmarks/placements-measured-2026-11-20.md), until they are measured where a plan is made.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -21,16 +21,17 @@ from stretto.placement.rates import Rates
 from stretto.planner.candidate import Candidate
 from stretto.planner.cost.decode_time import decode
 from stretto.planner.cost.stage_times import PlanDurations, StageTimes
+from stretto.planner.lone_devices import Span, lone_shares
 from stretto.planner.problem import PlanningProblem
 from stretto.scheduler.asyncio_driver import EventLog
 from stretto.scheduler.records import ApplyUpdate, MoveRollouts, RolloutId, StageWork, StartRollouts
 
 CONSTANTS = (
     "matmul_share", "attention_share", "layer_passes", "backward", "decode_share", "tick", "tick_layer", "plain_layer",
-    "tick_request", "piece", "phase", "far_delay", "gather",
+    "tick_request", "piece", "phase", "far_delay", "gather", "lone",
 )  # fmt: skip
 """What is fitted: rates of products, attention and bytes, what a backward takes of them, what decode steps, requests,
-pieces and changes of phase cost however small they are, and publishing."""
+pieces and changes of phase cost however small they are, publishing, and what a device saves that works alone."""
 HOLD = 0.02
 """How much a constant is held to where it began, in shares of a step per factor of e: what no span depends on stays."""
 LEAST = 1e-6
@@ -85,7 +86,7 @@ class CalibrationFit:
 
 def fit(steps: Sequence[MeasuredStep], rates: Rates) -> CalibrationFit:
     """The constants that explain the steps best, beginning with these; a damped Gauss-Newton on their logarithms."""
-    known = [(seen, list(parts(seen))) for seen in steps]
+    known = [_known(seen) for seen in steps]
     start = np.log([max(getattr(rates, name), LEAST) for name in CONSTANTS])
 
     def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -114,18 +115,24 @@ def fit(steps: Sequence[MeasuredStep], rates: Rates) -> CalibrationFit:
     )
 
 
+def _known(seen: MeasuredStep) -> tuple[MeasuredStep, Sequence[MeasuredSeconds], Mapping[str, float]]:
+    notes = StepNotes.of(seen.notes)
+    return seen, list(parts(seen, notes)), lone_shares(notes.spans, seen.plan, seen.setting.cluster.devices)
+
+
 def _with(rates: Rates, logs: NDArray[np.float64]) -> Rates:
     return replace(rates, **dict(zip(CONSTANTS, np.exp(logs).tolist(), strict=True)))
 
 
-Known = Sequence[tuple[MeasuredStep, Sequence[MeasuredSeconds]]]
+Known = Sequence[tuple[MeasuredStep, Sequence[MeasuredSeconds], Mapping[str, float]]]
+"""A step, its parts, and how much of its work each cell did alone on its host."""
 
 
 def _pairs(known: Known, rates: Rates) -> Iterator[tuple[MeasuredStep, float, float]]:
     """(step, measured, predicted) of every part."""
-    for seen, of_it in known:
+    for seen, of_it, lone in known:
         setting = replace(seen.setting, costs=replace(seen.setting.costs, rates=rates))
-        priced = PlanDurations(StageTimes(setting), seen.choice, seen.plan)
+        priced = PlanDurations(StageTimes(setting), seen.choice, seen.plan, lone)
         for part in of_it:
             yield seen, part.seconds, part.predicted(priced)
 
@@ -147,58 +154,81 @@ def _median(known: Known, rates: Rates) -> float:
 # The parts of a step ------------------------------------------------------------------------------------------------
 
 
-def parts(seen: MeasuredStep) -> Iterator[MeasuredSeconds]:
+@dataclass(frozen=True, slots=True)
+class StepNotes:
+    """What the scheduler has noted of a step, in order."""
+
+    begun: dict[int, float] = field(default_factory=dict)
+    """Piece -> when it began."""
+    done: dict[int, float] = field(default_factory=dict)
+    """Piece -> when it was done."""
+    pieces: defaultdict[tuple[str, str], list[StageWork]] = field(default_factory=lambda: defaultdict(list))
+    """(cell, stage) -> its pieces."""
+    lanes: defaultdict[str, list[RolloutId]] = field(default_factory=lambda: defaultdict(list))
+    """Cell -> the answers that began on it."""
+    first: dict[str, float] = field(default_factory=dict)
+    """Cell -> when the first of them began."""
+    last: dict[RolloutId, float] = field(default_factory=dict)
+    """Answer -> when it ended."""
+    applied: list[float] = field(default_factory=list)
+    """When updates began."""
+    moves: list[MoveRollouts] = field(default_factory=list)
+    """Answers that went on elsewhere."""
+
+    @classmethod
+    def of(cls, notes: EventLog) -> StepNotes:
+        """Those of a step."""
+        found = cls()
+        for _, now, works in notes.offers:
+            for work in works:
+                match work:
+                    case StartRollouts():
+                        found.lanes[work.cell] += work.items
+                        found.first.setdefault(work.cell, now)
+                    case MoveRollouts():
+                        found.moves.append(work)
+                    case StageWork():
+                        found.pieces[work.cell, work.stage].append(work)
+                        found.begun[work.number] = now
+                    case ApplyUpdate():
+                        found.applied.append(now)
+        for told in notes.told:
+            if told.what == "done":
+                found.done[told.arguments[0].number] = told.at
+            elif told.what == "ended":
+                found.last[told.arguments[0]] = told.at
+        return found
+
+    @property
+    def spans(self) -> list[Span]:
+        """What every cell did, and when."""
+        lanes = [(cell, self.first[cell], max(self.last[item] for item in items)) for cell, items in self.lanes.items()]
+        pieces = [piece for found in self.pieces.values() for piece in found]
+        return lanes + [(piece.cell, self.begun[piece.number], self.done[piece.number]) for piece in pieces]
+
+
+def parts(seen: MeasuredStep, notes: StepNotes) -> Iterator[MeasuredSeconds]:
     """Every lane, every stage on a cell, and the rest: the end of the step, and what lies between phases."""
-    begun, done = dict[int, float](), dict[int, float]()
-    pieces: defaultdict[tuple[str, str], list[StageWork]] = defaultdict(list)
-    lanes: defaultdict[str, list[RolloutId]] = defaultdict(list)
-    first: dict[str, float] = {}
-    last: dict[RolloutId, float] = {}
-    moved, applied = False, 0.0
-    for _, now, works in seen.notes.offers:
-        for work in works:
-            match work:
-                case StartRollouts():
-                    lanes[work.cell] += work.items
-                    first.setdefault(work.cell, now)
-                case MoveRollouts():
-                    moved = True
-                case StageWork():
-                    pieces[work.cell, work.stage].append(work)
-                    begun[work.number] = now
-                case ApplyUpdate():
-                    applied = now
-    for told in seen.notes.told:
-        if told.what == "done":
-            done[told.arguments[0].number] = told.at
-        elif told.what == "ended":
-            last[told.arguments[0]] = told.at
-    opened = seen.notes.offers[0][1]
-    if not moved:
-        for cell, items in lanes.items():
-            took = max(last[item] for item in items) - first[cell]
+    if not notes.moves:
+        for cell, items in notes.lanes.items():
+            took = max(notes.last[item] for item in items) - notes.first[cell]
             yield MeasuredSeconds(name="generate", seconds=took, predicted=_lane(cell, items))
-    for (_, stage), found in pieces.items():
-        took = math.fsum(done[piece.number] - begun[piece.number] for piece in found)
+    for (_, stage), found in notes.pieces.items():
+        took = math.fsum(notes.done[piece.number] - notes.begun[piece.number] for piece in found)
         yield MeasuredSeconds(name=stage, seconds=took, predicted=_stage(found))
-    rest = seen.seconds - (applied - opened)
+    rest = seen.seconds - ((notes.applied[-1] if notes.applied else 0.0) - seen.notes.offers[0][1])
     if seen.plan.flow == "phased":
-        rest += _between(begun, done, pieces, last)
+        rest += _between(notes)
     yield MeasuredSeconds(name="rest", seconds=rest, predicted=lambda priced: priced.ending.seconds)
 
 
-def _between(
-    begun: Mapping[int, float],
-    done: Mapping[int, float],
-    pieces: Mapping[tuple[str, str], Sequence[StageWork]],
-    last: Mapping[RolloutId, float],
-) -> float:
+def _between(notes: StepNotes) -> float:
     """Seconds between phases in which nothing ran: verdicts, credit, whatever waits for something."""
-    edges = [(max(last.values()), max(last.values()))]
-    stages = dict.fromkeys(stage for _, stage in pieces)
+    edges = [(max(notes.last.values()), max(notes.last.values()))]
+    stages = dict.fromkeys(stage for _, stage in notes.pieces)
     for stage in stages:
-        numbers = [piece.number for (_, other), found in pieces.items() if other == stage for piece in found]
-        edges.append((min(begun[number] for number in numbers), max(done[number] for number in numbers)))
+        numbers = [piece.number for (_, other), found in notes.pieces.items() if other == stage for piece in found]
+        edges.append((min(notes.begun[number] for number in numbers), max(notes.done[number] for number in numbers)))
     edges.sort()
     return math.fsum(max(0.0, then - end) for (_, end), (then, _) in pairwise(edges))
 

@@ -19,6 +19,7 @@ from stretto.planner.cost.memory import RankMemory
 from stretto.planner.cost.memory_fit import GroupMemory, MemoryFit
 from stretto.planner.cost.stage_times import PlanDurations, StageTimes, typical
 from stretto.planner.cost.step_end import StepEnd
+from stretto.planner.lone_devices import lone_shares
 from stretto.planner.problem import PlanningProblem
 from stretto.scheduler.batch_rules import shuffled_parts
 from stretto.scheduler.records import BufferedGroup, GroupStart, RolloutId, SpeedEstimate, StepSpec, role_of
@@ -98,6 +99,10 @@ def simulate(prices: StageTimes, choice: Candidate, room: MemoryFit) -> Forecast
     durations = PlanDurations(prices, choice, plan)
     lanes = sum(cell.role == "generate" for cell in plan.cells)
     slots, took = _within(prices, choice, plan, durations, room.pool)
+    if prices.costs.rates.lone:
+        spans = [(each.cell, each.start, each.stop) for each in took.stretches]
+        durations = PlanDurations(prices, choice, plan, lone_shares(spans, plan, prices.setting.cluster.devices))
+        slots, took = _within(prices, choice, plan, durations, room.pool)
     return _forecast(prices.setting, choice, plan, room, durations, took, min(slots, -(-work.answers // lanes)))
 
 

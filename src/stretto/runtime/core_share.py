@@ -44,14 +44,13 @@ TASKS = "/proc/self/task"
 def core_share(plan: Plan, threads: Mapping[str, int]) -> AbstractContextManager[object]:
     """What keeps the threads of a run to their share of the cores, where it competes for them: on one CPU device, with
     threads that sleep as soon as they wait, for those that spin would do so on the core that the late one needs."""
-    device = plan.devices[0]
-    more = threads.get(device, 1) > max(1, shown() // 2)  # than half of the cores
-    said = any(os.environ.get(name) for name in SET)
-    if len(plan.devices) > 1 or not more or said or not sleeps_at_once():
+    device, count = plan.devices[0], shown()
+    takes_all = len(plan.devices) == 1 and threads.get(device) == count == cores() > 1  # no quota of a container's
+    if not takes_all or not sleeps_at_once() or any(os.environ.get(name) for name in SET):
         return nullcontext()
-    if not hasattr(os, "sched_setaffinity") or cores() < shown():  # a share of time is no number of cores
+    if not hasattr(os, "sched_setaffinity") or seconds_idle(mine := os.sched_getaffinity(0)) is None:
         return nullcontext()
-    return CoreShare(os.sched_getaffinity(0), keep=partial(keep_threads, device))
+    return CoreShare(mine, move=partial(move_threads, device))
 
 
 class CoreShare:
@@ -61,16 +60,17 @@ class CoreShare:
         self,
         cores: Collection[int],
         *,
-        keep: Callable[[Collection[int]], None],
+        move: Callable[[Collection[int], Collection[int]], None],
         idle: Callable[[Collection[int]], float | None] = seconds_idle,
         clock: Callable[[], float] = time.monotonic,
         second: Callable[[], bool] | None = None,
     ) -> None:
-        """`keep` moves the threads, `idle` tells how long cores have been idle so far, and `second` chooses the second
-        half: by chance, or two runs would choose the same one again and again."""
+        """`move` brings threads from some cores to others, `idle` tells how long cores have been idle so far, and
+        `second` chooses the second half: by chance, or two runs would choose the same one again and again."""
         self.cores: Sequence[int] = sorted(cores)
-        self.keep, self.idle, self.clock = keep, idle, clock
+        self.move, self.idle, self.clock = move, idle, clock
         self.second = second or (lambda: Random().random() < 0.5)
+        self.kept: Sequence[int] = self.cores
         self.rest: Sequence[int] = ()
         self.before: tuple[float, float | None] = (0.0, None)
         self.pause = PAUSE
@@ -79,10 +79,11 @@ class CoreShare:
     def look(self) -> float:
         """Keeps threads to half of the cores or spreads them, and says in how many seconds to look again."""
         if not self.rest:
-            half = len(self.cores) // 2
-            first, last = self.cores[:half], self.cores[half:]
-            kept, self.rest = (last, first) if self.second() else (first, last)
-            self.keep(kept)
+            half = len(self.cores) // 2  # for the others; an odd core is not among them
+            kept, rest = (
+                (self.cores[half:], self.cores[:half]) if self.second() else (self.cores[:-half], self.cores[-half:])
+            )
+            self._go(kept, rest)
             self.before = self.clock(), self.idle(self.rest)
             return LOOK
         if self._is_filled():
@@ -103,8 +104,11 @@ class CoreShare:
     def spread(self) -> None:
         """Threads may compute on every core."""
         if self.rest:
-            self.rest = ()
-            self.keep(self.cores)
+            self._go(self.cores, ())
+
+    def _go(self, kept: Sequence[int], rest: Sequence[int]) -> None:
+        self.move(self.kept, kept)
+        self.kept, self.rest = kept, rest
 
     async def _look_on(self) -> None:
         try:
@@ -125,11 +129,13 @@ class CoreShare:
         self.spread()
 
 
-def keep_threads(device: str, cores: Collection[int]) -> None:
+def move_threads(device: str, before: Collection[int], cores: Collection[int]) -> None:
     """Lets a device's thread and those that compute for it, which Python does not know, run on these cores. All others
-    stay where they are: processes that they start would be kept there, too."""
+    stay where they are, for processes that they start would be kept there, too; but whoever was begun by a thread that
+    was kept to the cores of `before` is let go with it."""
     others = {thread.native_id for thread in threading.enumerate() if not thread.name.startswith(device)}
     for task in map(int, os.listdir(TASKS)):
-        if task not in others:
-            with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # it has ended meanwhile
+            kept = len(before) < len(cores) and os.sched_getaffinity(task) == set(before)
+            if kept or task not in others:
                 os.sched_setaffinity(task, cores)

@@ -68,7 +68,8 @@ def cluster_of_run(recipe: Recipe) -> Cluster:
         return cluster
     host, threads = cluster.hosts[0], torch.get_num_threads()
     numbers = ("flops", "matmul", "bandwidth")
-    device = replace(host.device, **{name: threads * getattr(host.device, name) for name in numbers})
+    scaled = {name: threads * getattr(host.device, name) for name in numbers}
+    device = replace(host.device, threads=threads, **scaled)
     return replace(cluster, hosts=(Host(name=host.name, device=device, count=1, memory=host.memory),))
 
 

@@ -8,7 +8,7 @@ cells.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TypedDict
@@ -184,7 +184,10 @@ class StageTimes:
 class PlanDurations:
     """The durations of a plan, for the scheduler on its virtual clock."""
 
-    def __init__(self, prices: StageTimes, choice: Candidate, plan: Plan) -> None:
+    def __init__(
+        self, prices: StageTimes, choice: Candidate, plan: Plan, lone: Mapping[str, float] | None = None
+    ) -> None:
+        """`lone` is how much of its work each cell does alone on its host: nothing, if it is not said."""
         self.prices, self.choice, self.work, self.ticks = prices, choice, prices.setting.workload, prices.ticks
         self.ending = prices.ending(choice)
         drawn = self.work.drawn
@@ -196,6 +199,8 @@ class PlanDurations:
             first = prices.setting.index[cell.devices[0]]
             site = prices.setting.site(choice.split(cell.role, self.work.reading), first, len(cell.devices))
             self.sites[cell.name] = site
+        saving = prices.costs.rates.lone
+        self.takes = {cell.name: 1 - saving * (lone or {}).get(cell.name, 0.0) for cell in plan.cells}
         self.shape: ModelShape = self.work.shapes["generate"]
         self.precision = self.work.precision_of("generate")
 
@@ -208,7 +213,8 @@ class PlanDurations:
                 self.shape, site, active, precision=self.precision, adapter=self.work.adapter
             )
         own = active / (site.mesh.dp * site.mesh.pp)
-        return self.ticks[key].seconds(own * costs.cache_bytes(self.shape, site, context, self.precision))
+        seconds = self.ticks[key].seconds(own * costs.cache_bytes(self.shape, site, context, self.precision))
+        return self.takes[cell] * seconds
 
     def prefill(self, cell: str, tokens: int) -> float:
         """Prompts of groups that join a lane."""
@@ -217,7 +223,8 @@ class PlanDurations:
 
     def piece(self, piece: StageWork) -> float:
         """A piece of any other stage."""
-        return self.prices.piece(piece.stage, self.sites[piece.cell], self.load(piece.items), self.choice)
+        seconds = self.prices.piece(piece.stage, self.sites[piece.cell], self.load(piece.items), self.choice)
+        return self.takes[piece.cell] * seconds
 
     def judge(self, item: RolloutId) -> float:
         """Verdicts come in at once."""
@@ -248,7 +255,7 @@ class PlanDurations:
         )
 
     def _read(self, cell: str, load: TokenLoad) -> float:
-        return self.prices.prefill(self.sites[cell], load)
+        return self.takes[cell] * self.prices.prefill(self.sites[cell], load)
 
 
 def typical(load: TokenLoad, tokens: float) -> TokenLoad:
