@@ -43,6 +43,12 @@ def test_several_others_count_by_their_number_and_other_hosts_do_not():
     spans = [("a", 0.0, 2.0), ("b", 0.0, 1.0), ("c", 0.0, 2.0)]
     assert lone_shares(spans, cells, known) == {"a": 0.75, "b": 0.5, "c": 1.0}
     assert lone_shares([("a", 0.0, 1.0), ("d", 0.0, 1.0)], cells, known) == {"a": 0.0, "d": 0.0}
+    assert lone_shares([("d", 0.0, 1.0)], cells, known) == {"d": 0.5}, "its devices work beside each other"
+
+
+def test_a_cell_that_has_its_whole_host_is_not_alone_there():
+    known = parse_cluster("2xcpu").devices
+    assert lone_shares([("a", 0.0, 1.0)], plan(a=tuple(known)), known) == {"a": 0.0}
 
 
 @pytest.mark.parametrize(("cluster", "share"), [("1xcpu", 1.0), ("1xcpu2", 0.0)])

@@ -17,28 +17,28 @@ Span = tuple[str, float, float]
 
 
 def lone_shares(spans: Sequence[Span], plan: Plan, known: Mapping[str, Device]) -> dict[str, float]:
-    """Cell -> the share of its work's time for which the other devices of its host have none, on average over these.
+    """Cell -> the share of its work's time for which a device of it has others of its host idle, on average over these;
+    those of the same cell work with it.
 
-    Of all that are `known` by name. One that has no other is a thread among idle cores, or takes all of them.
+    `known` are all devices, by name. One that has no other is a thread among idle cores, or takes all of them.
     """
     devices = {cell.name: cell.devices for cell in plan.cells}
     beside = {
-        cell: {name for name in known if _host(name) == _host(held[0])} - {*held} for cell, held in devices.items()
+        cell: {name for name in known if _host(name) == _host(held[0])} - {held[0]} for cell, held in devices.items()
     }
-    without = {cell: float(sum(known[name].threads for name in held) <= len(held)) for cell, held in devices.items()}
+    without = {cell: float(known[held[0]].threads <= 1) for cell, held in devices.items()}
     edges = sorted([(start, 1, cell) for cell, start, _ in spans] + [(stop, -1, cell) for cell, _, stop in spans])
     open_spans: defaultdict[str, int] = defaultdict(int)
     worked: defaultdict[str, float] = defaultdict(float)
     alone: defaultdict[str, float] = defaultdict(float)
     before = edges[0][0] if edges else 0.0
     for now, change, cell in edges:
-        if now > before:
-            active = [name for name, count in open_spans.items() if count]
-            busy = {device for name in active for device in devices[name]}
-            for name in active:
-                others = beside[name]
-                worked[name] += now - before
-                alone[name] += (now - before) * (len(others - busy) / len(others) if others else without[name])
+        active = [name for name, count in open_spans.items() if count] if now > before else []
+        busy = {device for name in active for device in devices[name]}
+        for name in active:
+            others = beside[name]
+            worked[name] += now - before
+            alone[name] += (now - before) * (len(others - busy) / len(others) if others else without[name])
         open_spans[cell] += change
         before = now
     return {name: alone[name] / seconds for name, seconds in worked.items()}
