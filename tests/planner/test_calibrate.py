@@ -174,12 +174,18 @@ def test_what_was_measured_is_found_again_on_this_machine_only(here, monkeypatch
     assert path.parent.parts == (".stretto", "rates")
     assert kept_for(TWO) == found
     cluster, source = as_measured(TWO)
-    assert cluster.rates == {"tick": 0.5}
+    assert cluster.rates == {"tick": 0.5, "lone": 0.0}, "measured before that was one of them"
     assert "measured on this machine on 2026-11-20" in source
-    assert as_measured(replace(TWO, rates={"tick": 0.1}))[0].rates == {"tick": 0.1}
+    assert as_measured(replace(TWO, rates={"tick": 0.1}))[0].rates == {"tick": 0.1, "lone": 0.0}
     assert as_measured(parse_cluster("8xH100")) == (parse_cluster("8xH100"), None)
     monkeypatch.setattr(kept, "this_machine", lambda: "another")
     assert as_measured(TWO) == (TWO, ELSEWHERE)
+
+
+@pytest.mark.parametrize("saving", [0.95, 15])
+def test_a_core_that_works_alone_still_takes_time(saving):
+    with pytest.raises(RecipeError, match=r"lone is .*0\.9 at most"):
+        Rates.of({"lone": saving}, kind=DeviceKind.CPU)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"rates": 1}', '{"rates": {"tock": 1}}', '{"rates": {"tick": -1}}'])

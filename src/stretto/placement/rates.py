@@ -87,9 +87,11 @@ class Rates:
                 field, f"no rate is called {', '.join(unknown)}", f"the rates are {', '.join(sorted(known))}"
             )
         least = {name: SMALL if name in DIVISORS else 0.0 for name in measured}
-        wrong = [f"{name} is {value:g}" for name, value in measured.items() if not least[name] <= value <= LARGE]
+        most = {name: MOST_LONE if name == "lone" else LARGE for name in measured}
+        wrong = [f"{name} is {value:g}" for name, value in measured.items() if not least[name] <= value <= most[name]]
         if wrong:
             fix = f"give numbers up to {LARGE:g}: not below zero, and above it where something is divided by them"
+            fix += f"; lone is a share, {MOST_LONE:g} at most"
             raise RecipeError.of(field, ", ".join(wrong), fix)
         return replace(cls() if kind.is_alike_everywhere else THREADS, **measured)
 
@@ -98,6 +100,9 @@ DIVISORS = (
     "matmul_share", "attention_share", "decode_share", "link_share", "nic_share", "host_share", "gather",
 )  # fmt: skip
 """Rates that something is divided by."""
+
+MOST_LONE = 0.9
+"""Most that a device may save while others are idle: what it still takes is time."""
 
 SMALL, LARGE = 1e-9, 1e18
 """Between these no sum of seconds overflows; no machine comes near them."""
@@ -109,7 +114,8 @@ THREADS = Rates(
 )  # fmt: skip
 """Where devices are threads of a CPU: small models, no kernels to launch, processes next to each other. As they were
 measured on one machine (benchmarks/placements-measured-2026-11-20.md), until they are measured where a plan is made.
-What is above 1 is read from caches more than from memory."""
+What is above 1 is read from caches more than from memory. What a core saves that works alone is of another machine
+(benchmarks/placements-measured-2026-11-29.md: its one-device steps are told best with it)."""
 
 FITTED = ("matmul_share", "layer_passes", "decode_share", "tick", "tick_layer", "far_delay")
 """What scripts/evidence/planner_cases fits to steps; what it fits to changes of stage belongs to the systems that were

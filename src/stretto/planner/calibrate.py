@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.placement.plan import Plan
-from stretto.placement.rates import Rates
+from stretto.placement.rates import MOST_LONE, Rates
 from stretto.planner.candidate import Candidate
 from stretto.planner.cost.decode_time import decode
 from stretto.planner.cost.stage_times import PlanDurations, StageTimes
@@ -121,7 +121,8 @@ def _known(seen: MeasuredStep) -> tuple[MeasuredStep, Sequence[MeasuredSeconds],
 
 
 def _with(rates: Rates, logs: NDArray[np.float64]) -> Rates:
-    return replace(rates, **dict(zip(CONSTANTS, np.exp(logs).tolist(), strict=True)))
+    found = dict(zip(CONSTANTS, np.exp(logs).tolist(), strict=True))
+    return replace(rates, **found | {"lone": min(found["lone"], MOST_LONE)})
 
 
 Known = Sequence[tuple[MeasuredStep, Sequence[MeasuredSeconds], Mapping[str, float]]]

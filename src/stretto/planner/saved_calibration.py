@@ -109,7 +109,8 @@ def as_measured(cluster: Cluster) -> tuple[Cluster, str | None]:
     """A cluster with the constants that were measured for it, and where they come from; its own come first."""
     found = kept_for(cluster)
     if found is not None:
-        return replace(cluster, rates={**found.rates, **cluster.rates}), str(found)
+        # Constants that were measured before there was one for cores that work alone have its effect inside.
+        return replace(cluster, rates={"lone": 0.0, **found.rates, **cluster.rates}), str(found)
     return cluster, ELSEWHERE if borrowed(cluster) else None
 
 
