@@ -20,6 +20,7 @@ from stretto.engines.native import admission
 from stretto.engines.native.admission import rounded
 from stretto.engines.native.decode_backend import Steps
 from stretto.engines.native.engine import NativeEngine
+from stretto.kernels.cpu import backward, rotation
 from stretto.kernels.cpu.packed_linear import PackedSteps
 from stretto.kernels.cuda.decode_graphs import LastingCache, RecordedSteps, steps_for
 from stretto.kernels.cuda.graph_cache import Recordings, difference
@@ -44,6 +45,13 @@ class Traced:
         for mine, given in zip(self.inputs, inputs, strict=True):
             mine.copy_(given)
         return tuple(output.clone() for output in self.module(*self.inputs))
+
+
+@pytest.fixture(autouse=True)
+def operations_of_torch(monkeypatch):
+    """What kernels in C compute on a CPU, a tracer does not see."""
+    for module in (backward, rotation):
+        monkeypatch.setattr(module, "layer_kernels", lambda dtype: None)
 
 
 def tapes_of(engine):
