@@ -81,9 +81,12 @@ def test_a_cell_trains_as_one_device_does(grid, case, cell):
         most *= 5  # products of fp32 are summed in parts
     for name, weight in weights.items():
         assert told["weights"][name].dtype == weight.dtype
-        step = torch.finfo(weight.dtype).eps  # of numbers near 1: what is rounded may fall on either side
-        assert apart(told["weights"][name], weight, case, grid) <= max(most, step)
-        assert apart(told["state"]["masters"][name], wide_master(state["masters"][name]), case, grid) < most
+        master = told["state"]["masters"][name]
+        if (grid, case) in ROUNDED:  # near 1 they lie 0.008 apart: that they are their wide ones, which are compared
+            assert torch.equal(told["weights"][name], master.to(weight.dtype))
+        else:
+            assert apart(told["weights"][name], weight, case, grid) < most
+        assert apart(master, wide_master(state["masters"][name]), case, grid) < most
         for key, moment in state["moments"][name].items():
             found = told["state"]["moments"][name][key]
             assert (found.shape, found.dtype) == (moment.shape, moment.dtype)
