@@ -71,7 +71,6 @@ class CoreShare:
         self.move, self.idle, self.clock = move, idle, clock
         self.second = second or (lambda: Random().random() < 0.5)
         self.kept: Sequence[int] = self.cores
-        self.rest: Sequence[int] = ()
         self.before: tuple[float, float | None] = (0.0, None)
         self.pause = PAUSE
         self.looking: asyncio.Task[None] | None = None
@@ -80,10 +79,7 @@ class CoreShare:
         """Keeps threads to half of the cores or spreads them, and says in how many seconds to look again."""
         if not self.rest:
             half = len(self.cores) // 2  # for the others; an odd core is not among them
-            kept, rest = (
-                (self.cores[half:], self.cores[:half]) if self.second() else (self.cores[:-half], self.cores[-half:])
-            )
-            self._go(kept, rest)
+            self._go(self.cores[half:] if self.second() else self.cores[:-half])
             self.before = self.clock(), self.idle(self.rest)
             return LOOK
         if self._is_filled():
@@ -101,14 +97,19 @@ class CoreShare:
             return False
         return idle_now - idle_then <= IDLE * len(self.rest) * (now - then)
 
+    @property
+    def rest(self) -> Sequence[int]:
+        """The other half; none while threads are spread."""
+        return [core for core in self.cores if core not in self.kept]
+
     def spread(self) -> None:
         """Threads may compute on every core."""
         if self.rest:
-            self._go(self.cores, ())
+            self._go(self.cores)
 
-    def _go(self, kept: Sequence[int], rest: Sequence[int]) -> None:
-        self.move(self.kept, kept)
-        self.kept, self.rest = kept, rest
+    def _go(self, cores: Sequence[int]) -> None:
+        self.move(self.kept, cores)
+        self.kept = cores
 
     async def _look_on(self) -> None:
         try:
