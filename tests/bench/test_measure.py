@@ -77,7 +77,7 @@ def test_steps_are_taken_as_they_were_asked_for_and_every_second_of_them_is_part
         ended = {event.arguments[0]: event.arguments[1] for event in step.notes.told if event.what == "ended"}
         drawn = ask.setting.workload.drawn
         assert ended == {(i, j): tokens for i, row in enumerate(drawn) for j, tokens in enumerate(row)}
-        found = list(parts(step))
+        found = list(parts(step, StepNotes.of(step.notes)))
         assert {part.name for part in found} >= {"train", "rest"}
         assert all(0 < part.seconds <= step.seconds for part in found)
     assert all(rate > 0 for rate in fit(seen, setting.costs.rates).rates.values())
