@@ -26,7 +26,7 @@ from stretto.planner.simulate import simulate
 from stretto.planner.workload import StepWorkload
 from stretto.recipe.schema import Placement
 from stretto.scheduler.asyncio_driver import Event, EventLog
-from stretto.scheduler.records import GroupStart, StepSpec
+from stretto.scheduler.records import GroupStart, MoveRollouts, StartRollouts, StepSpec
 from stretto.scheduler.simulator import Simulation
 from stretto.scheduler.state import StepState
 
@@ -151,6 +151,19 @@ def test_the_parts_of_a_step_are_told_by_the_constants_that_it_obeyed(choice):
     assert {part.name for part in found} == {"generate", "reference", "train", "rest"}
     for part in found:
         assert part.predicted(priced) == pytest.approx(part.seconds, rel=0.02)
+
+
+def test_answers_that_move_keep_the_cell_busy_on_which_they_are():
+    one, two, three = (0, 0), (0, 1), (1, 0)
+    offers = [
+        (0, 5.0, (StartRollouts(cell="a", items=(one, two)), StartRollouts(cell="b", items=(three,)))),
+        (1, 8.0, (MoveRollouts(source="a", target="b", items=(two,)),)),
+    ]
+    ends = {one: 7.0, three: 8.5, two: 12.0}
+    told = [Event(what="ended", arguments=(item, 3), at=at) for item, at in ends.items()]
+    notes = StepNotes.of(EventLog(told=told, offers=offers))
+    assert notes.moved
+    assert sorted(notes.spans) == [("a", 5.0, 7.0), ("a", 5.0, 8.0), ("b", 5.0, 8.5), ("b", 8.0, 12.0)]
 
 
 @pytest.fixture

@@ -173,8 +173,8 @@ class StepNotes:
     """Answer -> when it ended."""
     applied: list[float] = field(default_factory=list)
     """When updates began."""
-    moves: list[MoveRollouts] = field(default_factory=list)
-    """Answers that went on elsewhere."""
+    stays: defaultdict[RolloutId, list[tuple[str, float]]] = field(default_factory=lambda: defaultdict(list))
+    """Answer -> the cells that it was generated on, and since when."""
 
     @classmethod
     def of(cls, notes: EventLog) -> StepNotes:
@@ -186,8 +186,9 @@ class StepNotes:
                     case StartRollouts():
                         found.lanes[work.cell] += work.items
                         found.first.setdefault(work.cell, now)
+                        found.stay(work.items, work.cell, now)
                     case MoveRollouts():
-                        found.moves.append(work)
+                        found.stay(work.items, work.target, now)
                     case StageWork():
                         found.pieces[work.cell, work.stage].append(work)
                         found.begun[work.number] = now
@@ -200,17 +201,31 @@ class StepNotes:
                 found.last[told.arguments[0]] = told.at
         return found
 
+    def stay(self, items: Sequence[RolloutId], cell: str, now: float) -> None:
+        """Answers begin or go on on a cell."""
+        for item in items:
+            self.stays[item].append((cell, now))
+
+    @property
+    def moved(self) -> bool:
+        """True if some answer went on elsewhere."""
+        return any(len(found) > 1 for found in self.stays.values())
+
     @property
     def spans(self) -> list[Span]:
         """What every cell did, and when."""
-        lanes = [(cell, self.first[cell], max(self.last[item] for item in items)) for cell, items in self.lanes.items()]
+        spans = [
+            (cell, since, left)
+            for item, found in self.stays.items()
+            for (cell, since), (_, left) in pairwise([*found, ("", self.last[item])])
+        ]
         pieces = [piece for found in self.pieces.values() for piece in found]
-        return lanes + [(piece.cell, self.begun[piece.number], self.done[piece.number]) for piece in pieces]
+        return spans + [(piece.cell, self.begun[piece.number], self.done[piece.number]) for piece in pieces]
 
 
 def parts(seen: MeasuredStep, notes: StepNotes) -> Iterator[MeasuredSeconds]:
     """Every lane, every stage on a cell, and the rest: the end of the step, and what lies between phases."""
-    if not notes.moves:
+    if not notes.moved:
         for cell, items in notes.lanes.items():
             took = max(notes.last[item] for item in items) - notes.first[cell]
             yield MeasuredSeconds(name="generate", seconds=took, predicted=_lane(cell, items))

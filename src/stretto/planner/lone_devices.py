@@ -6,10 +6,10 @@ Threads of a CPU share clocks, caches and memory: one that computes while the ot
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from stretto.placement.devices import Device
+from stretto.placement.devices import Device, host_of
 from stretto.placement.plan import Plan
 
 Span = tuple[str, float, float]
@@ -23,26 +23,42 @@ def lone_shares(spans: Sequence[Span], plan: Plan, known: Mapping[str, Device]) 
     `known` are all devices, by name. One that has no other is a thread among idle cores, or takes all of them.
     """
     devices = {cell.name: cell.devices for cell in plan.cells}
-    beside = {
-        cell: {name for name in known if _host(name) == _host(held[0])} - {held[0]} for cell, held in devices.items()
-    }
-    without = {cell: float(known[held[0]].threads <= 1) for cell, held in devices.items()}
-    edges = sorted([(start, 1, cell) for cell, start, _ in spans] + [(stop, -1, cell) for cell, _, stop in spans])
-    open_spans: defaultdict[str, int] = defaultdict(int)
+    sizes = Counter(map(host_of, known))
+    hosts = {host_of(name): _Host(sizes[host_of(name)], one.threads <= 1) for name, one in known.items()}
     worked: defaultdict[str, float] = defaultdict(float)
     alone: defaultdict[str, float] = defaultdict(float)
-    before = edges[0][0] if edges else 0.0
+    under_way: Counter[str] = Counter()
+    lasting = [span for span in spans if span[2] > span[1]]
+    edges = sorted([(start, 1, cell) for cell, start, _ in lasting] + [(stop, -1, cell) for cell, _, stop in lasting])
     for now, change, cell in edges:
-        active = [name for name, count in open_spans.items() if count] if now > before else []
-        busy = {device for name in active for device in devices[name]}
-        for name in active:
-            others = beside[name]
-            worked[name] += now - before
-            alone[name] += (now - before) * (len(others - busy) / len(others) if others else without[name])
-        open_spans[cell] += change
-        before = now
+        before, under_way[cell] = under_way[cell], under_way[cell] + change
+        if bool(before) == bool(under_way[cell]):
+            continue  # it went on with something else
+        # What a counter has at the end less what it had at the beginning, over all stretches of a cell.
+        worked[cell] -= change * now
+        alone[cell] -= change * hosts[host_of(devices[cell][0])].idle(now)
+        for device in devices[cell]:
+            hosts[host_of(device)].change(device, change, now)
     return {name: alone[name] / seconds for name, seconds in worked.items()}
 
 
-def _host(device: str) -> str:
-    return device.partition("/")[0]
+class _Host:
+    """The devices of a host, of which some work."""
+
+    def __init__(self, size: int, single: bool) -> None:
+        self.size, self.single, self.working = size, single, 0
+        self._under_way: Counter[str] = Counter()
+        self._seconds, self._until = 0.0, 0.0
+
+    def idle(self, now: float) -> float:
+        """Seconds up to now, each times the share of the others that are idle for one that works."""
+        share = (self.size - self.working) / (self.size - 1) if self.size > 1 else float(self.single)
+        self._seconds += (now - self._until) * share
+        self._until = now
+        return self._seconds
+
+    def change(self, device: str, count: int, now: float) -> None:
+        """A device of it begins or ends something now."""
+        self.idle(now)
+        before, self._under_way[device] = self._under_way[device], self._under_way[device] + count
+        self.working += (self._under_way[device] > 0) - (before > 0)

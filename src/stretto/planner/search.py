@@ -36,7 +36,8 @@ LEAST = 2
 """So many of each strategy, however many strategies are asked about."""
 SLACK, MIXED = 1.15, 1.3
 """What takes this many times as long by its closed forms as something did in a simulation is not simulated itself:
-closed forms know lengths by a few marks only, and where devices are of several kinds every cell as the weakest."""
+closed forms know lengths by a few marks only, where devices are of several kinds every cell as the weakest, and of no
+core that works alone."""
 ANSWERS = 40_000
 """Answers that the simulations of a number of devices may generate together; each strategy has one at least."""
 CLOSE = 0.05
@@ -157,7 +158,7 @@ def _simulated(grid: Candidates, prices: StageTimes, variant: Variant, quota: in
     executed today is held against its like.
     """
     found: list[Forecast] = []
-    slack = MIXED if grid.setting.mixed else SLACK
+    slack = (MIXED if grid.setting.mixed else SLACK) / (1 - prices.costs.rates.lone)
     bars = {True: math.inf, False: math.inf}
     for size in grid.sizes():
         bounds = _bounds(grid, prices, variant, size)
