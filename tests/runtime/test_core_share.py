@@ -159,11 +159,11 @@ def test_a_run_is_kept_to_its_share_while_it_trains(tmp_path, monkeypatch):
         named = [thread for thread in threading.enumerate() if thread.name.startswith(plan.devices[0])]
         seen.append((len(named), dict(threads)))
         yield
-        seen.append("over")
+        seen.append([path.read_text().count("\n") for path in tmp_path.rglob("metrics.jsonl")])
 
     monkeypatch.setattr(session, "core_share", recorded)
-    start(tmp_path, run__steps=1, evaluate__every=0)
-    assert seen == [(1, {"localhost/cpu:0": 1}), "over"]
+    start(tmp_path, run__steps=2, evaluate__every=0)
+    assert seen == [(1, {"localhost/cpu:0": 1}), [2]]
 
 
 @pytest.mark.parametrize(
@@ -174,6 +174,7 @@ def test_a_run_is_kept_to_its_share_while_it_trains(tmp_path, monkeypatch):
         ({"devices": 2}, False),
         ({"threads": 3}, False),
         ({"quota": 3}, False),
+        ({"engine": "vllm"}, False),
         ({"idle": None}, False),
         *(({"said": name}, False) for name in SET),
     ],
@@ -189,6 +190,7 @@ def test_it_is_for_runs_that_compete_for_all_cores(change, watches, monkeypatch)
     monkeypatch.setattr(rules, "cores", lambda: change.get("quota", 4))
     monkeypatch.setattr(rules, "seconds_idle", lambda cores: change.get("idle", 1.0))
     names = tuple(f"localhost/cpu:{index}" for index in range(change.get("devices", 1)))
-    found = core_share(SimpleNamespace(devices=names), dict.fromkeys(names, change.get("threads", 4)))
+    cells = [SimpleNamespace(engine=change.get("engine")), SimpleNamespace(engine=None)]
+    found = core_share(SimpleNamespace(devices=names, cells=cells), dict.fromkeys(names, change.get("threads", 4)))
     watches = watches and sys.platform.startswith("linux")
     assert isinstance(found, CoreShare if watches else nullcontext)

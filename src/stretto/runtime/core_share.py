@@ -43,10 +43,14 @@ TASKS = "/proc/self/task"
 
 def core_share(plan: Plan, threads: Mapping[str, int]) -> AbstractContextManager[object]:
     """What keeps the threads of a run to their share of the cores, where it competes for them: on one CPU device, with
-    threads that sleep as soon as they wait, for those that spin would do so on the core that the late one needs."""
+    threads that sleep as soon as they wait, for those that spin would do so on the core that the late one needs.
+
+    An engine in a process of its own fills cores itself, and is not another program that waits for its turn.
+    """
     device, count = plan.devices[0], shown()
     takes_all = len(plan.devices) == 1 and threads.get(device) == count == cores() > 1  # no quota of a container's
-    if not takes_all or not sleeps_at_once() or any(os.environ.get(name) for name in SET):
+    apart = any(cell.engine not in (None, "native") for cell in plan.cells)
+    if not takes_all or apart or not sleeps_at_once() or any(os.environ.get(name) for name in SET):
         return nullcontext()
     if not hasattr(os, "sched_setaffinity") or seconds_idle(mine := os.sched_getaffinity(0)) is None:
         return nullcontext()
