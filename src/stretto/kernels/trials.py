@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
+from torch import Tensor
 
 
 def works(what: str, trial: Callable[[], float], allowed: float) -> bool:
@@ -35,3 +37,10 @@ def fault_of(trial: Callable[[], float], allowed: float) -> str | None:
                 root = root.__cause__
             return (str(root).strip() or type(root).__name__).splitlines()[0]
     return None if difference <= allowed else f"its result is off by {difference:.2g}"
+
+
+def largest_difference(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """The largest relative difference between what was expected, the first of each pair, and what was found, by norms
+    in fp64; infinite where one has no number, which a maximum would pass over."""
+    apart = [float((found.double() - expected.double()).norm() / expected.double().norm()) for expected, found in pairs]
+    return math.inf if any(map(math.isnan, apart)) else max(apart)

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from stretto.kernels.trials import fault_of
+from stretto.kernels.trials import fault_of, largest_difference
 from stretto.models.segments import Segment, reach_of
 
 GRAIN = 128
@@ -226,5 +226,5 @@ def trial(device: torch.device, dtype: torch.dtype, heads: Heads, scale: float |
             # As a forward without gradients has them, which is another compilation than one whose inputs want some.
             alone = attention(*(tensor.detach() for tensor in inputs))
             found = (output, alone, *gradients[0], *gradients[1])
-        results.append([tensor.detach().double() for tensor in found])
-    return max(float((other - one).norm() / one.norm()) for one, other in zip(*results, strict=True))
+        results.append([tensor.detach() for tensor in found])
+    return largest_difference(zip(*results, strict=True))

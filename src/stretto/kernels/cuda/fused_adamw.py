@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stretto.kernels.bits import joined
-from stretto.kernels.trials import works
+from stretto.kernels.trials import largest_difference, works
 
 NUMBERS = 1 << 11
 """Numbers of a program."""
@@ -94,11 +94,7 @@ def _trial(device: torch.device, dtype: torch.dtype) -> float:
         master = weight.double() if rest is None else joined(weight, rest).double()
         share = mean.double() / 127
         found = mean.double() if block is None else share * share.abs() * scales["exp_avg_scale"]
-        difference = max(difference, _difference(expected, master))
         # Averages are rounded at random, 8 bits coarsely.
-        difference = max(difference, 1e-2 * _difference(0.1 * slopes.double(), found))
+        averages = largest_difference([(0.1 * slopes, found)])
+        difference = max(difference, largest_difference([(expected, master)]), 1e-2 * averages)
     return difference
-
-
-def _difference(expected: Tensor, found: Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from stretto.kernels.by_hand import by_hand, eps_of
-from stretto.kernels.trials import works
+from stretto.kernels.trials import largest_difference, works
 
 ALLOWED = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-4}
 """Largest relative difference in the trial, by type."""
@@ -210,5 +210,4 @@ def _difference(
         out = way(rows)
         outgoing = torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out).to(out.dtype)
         found.append([out, *torch.autograd.grad(out, [rows, *weights], outgoing)])
-    pairs = zip(*found, strict=True)
-    return max(float((one.double() - other.double()).norm() / one.double().norm()) for one, other in pairs)
+    return largest_difference(zip(*found, strict=True))

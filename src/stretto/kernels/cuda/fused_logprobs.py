@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from stretto.kernels.trials import works
+from stretto.kernels.trials import largest_difference, works
 
 ALLOWED = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 """Largest relative difference in the trial, by type of the logits."""
@@ -69,5 +69,4 @@ def _trial(device: torch.device, dtype: torch.dtype) -> float:
     expected = [chosen, logits.logsumexp(-1), -(logs.exp() * logs).sum(-1), slope / 0.9]
     found = [*forward(raw, targets, 0.9)]
     backward(raw, targets, found[1], outgoing, 0.9)
-    pairs = zip(expected, [*found, raw], strict=True)
-    return max(float((other.double() - one).norm() / one.norm()) for one, other in pairs)
+    return largest_difference(zip(expected, [*found, raw], strict=True))
