@@ -1,6 +1,7 @@
 """Heads are rotated as the network's own function does it, and by a kernel only where that is the same."""
 
 import copy
+from functools import wraps
 
 import pytest
 import torch
@@ -30,8 +31,22 @@ from stretto.kernels.cpu.rotation import has_plain_rotary, rotated
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 WIDE = {"hidden_size": 32, "num_attention_heads": 4}
+
+
+def behind_a_decorator(attention):
+    """The class with a forward like those whose arguments have new names."""
+
+    @wraps(attention.forward)
+    def forward(self, *given, **more):
+        return wrapped(self, *given, **more)
+
+    wrapped = attention.forward
+    return type(attention.__name__, (attention,), {"forward": forward})
+
+
 LAYERS = {
     "llama": lambda: LlamaAttention(LlamaConfig(**SIZES), 0),
+    "llama behind a decorator": lambda: behind_a_decorator(LlamaAttention)(LlamaConfig(**SIZES), 0),
     "qwen3": lambda: Qwen3Attention(Qwen3Config(**SIZES), 0),
     "qwen3 with experts": lambda: Qwen3MoeAttention(Qwen3MoeConfig(**SIZES), 0),
     "phi3, with one product of all heads": lambda: Phi3Attention(Phi3Config(**SIZES, pad_token_id=0), 0),

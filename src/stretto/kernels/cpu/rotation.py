@@ -9,8 +9,9 @@ slopes are rounded once instead of at each operation.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
-from types import FunctionType
+from functools import cache, partial, update_wrapper
+from inspect import unwrap
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -66,11 +67,23 @@ def rotated(stock: Rotate, query: Tensor, key: Tensor, cosine: Tensor, sine: Ten
 @cache
 def with_rotary_kernel(stock: Any) -> Any:
     """An attention layer's class whose heads are rotated here, under its own name."""
-    own = stock.forward
-    known = {**own.__globals__, NAME: partial(rotated, own.__globals__[NAME])}
-    forward = FunctionType(own.__code__, known, own.__name__, own.__defaults__, own.__closure__)
-    forward.__kwdefaults__ = own.__kwdefaults__
+    forward = _calling_the_kernel(stock.forward)
     return type(stock.__name__, (stock,), {"__module__": stock.__module__, "forward": forward})
+
+
+def _calling_the_kernel(forward: FunctionType) -> FunctionType:
+    """A forward of the same code with another function of that name, inside the decorators that it has."""
+    known, cells, inner = forward.__globals__, forward.__closure__, getattr(forward, "__wrapped__", None)
+    if inner is None:
+        known = {**known, NAME: partial(rotated, known[NAME])}
+    else:
+        ours = _calling_the_kernel(inner)
+        cells = tuple(CellType(ours) if cell.cell_contents is inner else cell for cell in cells or ())
+    made = FunctionType(forward.__code__, known, forward.__name__, forward.__defaults__, cells)
+    made.__kwdefaults__ = forward.__kwdefaults__
+    if inner is not None:
+        update_wrapper(made, ours)
+    return made
 
 
 @torch.no_grad()
@@ -82,9 +95,10 @@ def has_plain_rotary(layer: nn.Module) -> bool:
         getattr(layer, "head_dim", None),
         next(layer.parameters(), None),
     )
-    if not isinstance(own, FunctionType) or NAME not in own.__code__.co_names or not isinstance(size, int):
+    inner = unwrap(own) if isinstance(own, FunctionType) else None
+    if not isinstance(inner, FunctionType) or NAME not in inner.__code__.co_names or not isinstance(size, int):
         return False
-    rotate = own.__globals__.get(NAME)
+    rotate = inner.__globals__.get(NAME)
     if weight is None or weight.device.type != "cpu" or not isinstance(rotate, FunctionType):
         return False
     return all(_is_plain(rotate, size, dtype) for dtype in {torch.float32, weight.dtype} if dtype.is_floating_point)
