@@ -11,6 +11,7 @@ from stretto.errors import RunStopped
 from stretto.report.compare_runs import verdicts_of
 from stretto.report.read_run import RunRecord
 from stretto.runtime import session
+from stretto.runtime.recipe_file import load_run_recipe
 from stretto.runtime.time_limit import TimeLimit
 
 
@@ -32,6 +33,26 @@ def test_ctrl_c_says_where_the_run_stands_and_what_goes_on_with_it(tmp_path):
     notes, last = ended(tmp_path, ("step", 2), run__steps=4, checkpoint__every=100)
     assert last == f"stopped after step 2 of 4; go on with: stretto resume {tmp_path / 'run'}"
     assert "go on with" not in notes, "it is said once, by whoever runs the run"
+
+
+@pytest.mark.parametrize(
+    ("at", "stands", "rest"),
+    [("note", "step 2 of 6", " run.steps=6 --allow run.steps,rewards"), ("step", "step 3 of 6", "")],
+    ids=["before it is written down", "after that"],
+)
+def test_what_a_resume_was_to_change_is_not_lost_when_it_ends(at, stands, rest, tmp_path):
+    recipe = recipe_in(tmp_path, run__folder=str(tmp_path / "run"), run__steps=2)
+    session.start(recipe, name="tiny", root=tmp_path, progress=Quiet())
+    pressed = []
+
+    def press(name, *values):
+        if name == at and not pressed:
+            pressed.append(signal.raise_signal(signal.SIGINT))
+
+    with pytest.raises(RunStopped) as stopped:
+        session.resume(tmp_path / "run", changes=["run.steps=6"], allow=["run.steps", "rewards"], progress=Quiet(press))
+    assert str(stopped.value) == f"stopped after {stands}; go on with: stretto resume {tmp_path / 'run'}{rest}"
+    assert load_run_recipe(tmp_path / "run")[0].run.steps == (2 if rest else 6)
 
 
 def test_a_run_that_is_finished_says_so_and_again_when_it_is_resumed(tmp_path):

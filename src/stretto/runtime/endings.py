@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stretto.errors import CheckpointError
+from stretto.recipe.schema import Recipe
 from stretto.report.console import Progress
 from stretto.runtime.evaluate import Evaluation, measured_words
+from stretto.runtime.inputs import allowed_before
+from stretto.runtime.recipe_changes import as_arguments
+from stretto.runtime.recipe_file import load_run_recipe
 from stretto.storage.checkpoint import Checkpoints
 
 
@@ -45,13 +49,19 @@ def finished(
     return found
 
 
-def where_it_stands(checkpoints: Checkpoints, steps: int) -> str:
-    """What a run that was asked to end says last."""
+def where_it_stands(checkpoints: Checkpoints, steps: int, asked: Sequence[str] = ()) -> str:
+    """What a run that was asked to end says last; `asked` is what its resume was to change and has not written down."""
     folder, newest = checkpoints.folder.parent, checkpoints.newest()
     if not (folder / "recipe.yaml").exists():
         return "stopped before anything was begun"
     where = "before a checkpoint; begin again" if newest is None else f"after step {newest} of {steps}; go on"
-    return f"stopped {where} with: stretto resume {shlex.quote(str(folder))}"
+    return f"stopped {where} with: {shlex.join(['stretto', 'resume', str(folder), *asked])}"
+
+
+def unwritten(folder: Path, old: Recipe, new: Recipe, *, allow: Sequence[str], step: int) -> list[str]:
+    """What a resume from this step was asked to change, as its arguments, if it ended before it wrote that down."""
+    asked = old != new or not set(allow) <= {*allowed_before(folder, step)}
+    return as_arguments(old, new, allow) if asked and load_run_recipe(folder)[0] == old else []
 
 
 def sound(checkpoints: Checkpoints) -> Path:

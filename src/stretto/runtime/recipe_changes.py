@@ -147,6 +147,13 @@ def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
     return [] if old == new else [prefix]
 
 
+def as_arguments(old: Recipe, new: Recipe, allow: Sequence[str] = ()) -> list[str]:
+    """What `stretto resume` is told, so that a run whose recipe is the old one goes on with the new one."""
+    before, after = (recipe.model_dump(mode="json") for recipe in (old, new))
+    changes = [f"{key}={json.dumps(_value(after, key), ensure_ascii=False)}" for key in differences(before, after)]
+    return [*changes, *(["--allow", ",".join(allow)] if allow else [])]
+
+
 def refuse_unknown(allow: Sequence[str], *recipes: Recipe) -> None:
     """Refuses an `--allow` that is no key of any of these recipes, because it would allow nothing."""
     known = {key for recipe in recipes for key in _keys(recipe.model_dump(mode="json"))}
@@ -183,7 +190,12 @@ def _keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 def _shown(values: Any, key: str) -> str:
     """What a recipe says at a key, in short."""
+    text = json.dumps(_value(values, key), ensure_ascii=False)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def _value(values: Any, key: str) -> Any:
+    """What a recipe says at a dotted key."""
     for part in key.split("."):
         values = values.get(part) if isinstance(values, Mapping) else None
-    text = json.dumps(values, ensure_ascii=False)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return values

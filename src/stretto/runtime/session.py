@@ -32,7 +32,7 @@ from stretto.runtime.base_copy import Note
 from stretto.runtime.build import build_runtime
 from stretto.runtime.core_share import core_share
 from stretto.runtime.drift import DriftGuards
-from stretto.runtime.endings import Finished, finished, sound, where_it_stands
+from stretto.runtime.endings import Finished, finished, sound, unwritten, where_it_stands
 from stretto.runtime.evaluate import Evaluation
 from stretto.runtime.forecast import PlannedRun, compare_to_forecast, planned, write
 from stretto.runtime.guards import free_disk
@@ -117,7 +117,16 @@ def resume(
         )  # fmt: skip
 
 
-def _run_with_restarts(recipe: Recipe, *, folder: Path, again: bool = False, told: str = "", **rest: Any) -> Finished:
+def _run_with_restarts(
+    recipe: Recipe,
+    *,
+    folder: Path,
+    again: bool = False,
+    told: str = "",
+    allow: tuple[str, ...] = (),
+    before: Recipe | None = None,
+    **rest: Any,
+) -> Finished:
     """The whole of a run, which goes back to its newest checkpoint when nobody is left who holds what training needs.
 
     Once from each checkpoint: what dies again before the next one would die for ever.
@@ -125,11 +134,13 @@ def _run_with_restarts(recipe: Recipe, *, folder: Path, again: bool = False, tol
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
     left = time_left(recipe.run.until, os.environ, datetime.now(UTC))
     since, request = -1, StopRequest(left and (time.monotonic() + left[0], left[1]))
+    begun, goes_on = checkpoints.newest() or 0, {"folder": folder, "allow": allow, "before": before, **rest}
     while True:
         try:
-            return threads.run(_run(recipe, request, folder=folder, again=again, told=told, **rest))
+            return threads.run(_run(recipe, request, again=again, told=told, **goes_on))
         except KeyboardInterrupt as stop:
-            text = where_it_stands(checkpoints, recipe.run.steps)
+            asked = unwritten(folder, before, recipe, allow=allow, step=begun) if before else ()
+            text = where_it_stands(checkpoints, recipe.run.steps, asked)
             raise RunStopped(text, exit_code=request.exit_code, why=request.why) from stop
         except StateLostError as lost:
             newest = standing(checkpoints, every=recipe.checkpoint.every).latest
