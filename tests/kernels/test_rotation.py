@@ -1,7 +1,8 @@
 """Heads are rotated as the network's own function does it, and by a kernel only where that is the same."""
 
 import copy
-from functools import wraps
+from functools import partial, wraps
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -38,9 +39,11 @@ def behind_a_decorator(attention):
 
     @wraps(attention.forward)
     def forward(self, *given, **more):
-        return wrapped(self, *given, **more)
+        return wrapped(self, *given, **more) if given else never
 
     wrapped = attention.forward
+    if not wrapped:
+        never = None  # a closure may hold nothing
     return type(attention.__name__, (attention,), {"forward": forward})
 
 
@@ -109,8 +112,10 @@ def test_other_kinds_are_left_alone(family):
         lambda query, key, angles: (query, key, angles.double()),
         lambda query, key, angles: (query[..., :4], key[..., :4], angles[..., :4]),
         lambda query, key, angles: (query.contiguous(), key, angles),
+        lambda query, key, angles: (query, key, angles.requires_grad_()),
+        lambda query, key, angles: (query[:0], key[:0], angles[:0]),
     ],
-    ids=["two rows", "angles of another type", "a part of each head", "head after head"],
+    ids=["two rows", "angles of another type", "a part of each head", "head after head", "learned angles", "nothing"],
 )
 def test_what_the_kernel_does_not_read_is_rotated_by_the_stock_function(change, monkeypatch):
     monkeypatch.setattr(rotation._Rotary, "apply", None)
@@ -119,6 +124,30 @@ def test_what_the_kernel_does_not_read_is_rotated_by_the_stock_function(change, 
     stock = modeling_llama.apply_rotary_pos_emb
     found, expected = rotated(stock, query, key, angles, angles), stock(query, key, angles, angles)
     assert all(map(torch.equal, found, expected))
+
+
+def test_heads_may_be_told_by_name():
+    query, key = noise(1, 4, TOKENS, 8), noise(1, 2, TOKENS, 8)
+    given = {"q": query, "k": key, "cos": noise(1, TOKENS, 8), "sin": noise(1, TOKENS, 8)}
+    stock = modeling_llama.apply_rotary_pos_emb
+    assert all(map(torch.equal, rotated(stock, **given), stock(**given)))
+
+
+def test_rotated_heads_may_be_changed_where_they_are():
+    rows, angles = noise(1, TOKENS, 6, 8), noise(1, TOKENS, 8)
+    slopes = []
+    for rotate in (partial(rotated, modeling_llama.apply_rotary_pos_emb), modeling_llama.apply_rotary_pos_emb):
+        heads = rows.clone().requires_grad_()
+        query, _ = rotate(*heads.transpose(1, 2).split([4, 2], 1), angles, angles)
+        query *= 3
+        slopes.append(torch.autograd.grad(query, heads, torch.ones_like(query))[0])
+    torch.testing.assert_close(*slopes)
+
+
+def test_a_forward_inside_something_that_is_no_function_is_left_alone():
+    kind = behind_a_decorator(LlamaAttention)
+    kind.forward.__wrapped__ = SimpleNamespace(__wrapped__=LlamaAttention.forward)
+    assert not has_plain_rotary(kind(LlamaConfig(**SIZES), 0))
 
 
 def test_a_layer_is_taken_over_once():

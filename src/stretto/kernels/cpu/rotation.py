@@ -9,8 +9,7 @@ slopes are rounded once instead of at each operation.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial, update_wrapper
-from inspect import unwrap
+from functools import cache, partial
 from types import CellType, FunctionType
 from typing import Any
 
@@ -29,7 +28,7 @@ Rotate = Callable[..., tuple[Tensor, Tensor]]
 
 
 class _Rotary(torch.autograd.Function):
-    """Queries and keys, rotated."""
+    """Queries and keys, rotated; heads lie within tokens, as they do in memory. Angles are not learned."""
 
     @staticmethod
     def forward(
@@ -37,31 +36,25 @@ class _Rotary(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(cosine, sine)
         ctx.kernels = kernels
-        return _heads(*kernels.rotate(*_rows(query, key), cosine, sine))
+        return kernels.rotate(query, key, cosine, sine)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        query, key = (each.contiguous() for each in _rows(gradients[0], gradients[1]))
-        return *_heads(*ctx.kernels.rotate(query, key, *ctx.saved_tensors, back=True)), None, None, None
+        query, key = (each.contiguous() for each in gradients)
+        return *ctx.kernels.rotate(query, key, *ctx.saved_tensors, back=True), None, None, None
 
 
-def _rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """(1, H, T, D) -> (T, H, D), as they are in memory."""
-    return query[0].transpose(0, 1), key[0].transpose(0, 1)
-
-
-def _heads(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """The way back."""
-    return query.transpose(0, 1)[None], key.transpose(0, 1)[None]
-
-
-def rotated(stock: Rotate, query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor, *how: Any, **more: Any) -> Any:
+def rotated(stock: Rotate, *given: Any, **more: Any) -> Any:
     """Rotated heads, by a kernel where it reads them, and as `stock` does it elsewhere."""
-    kernels = None if how or more or query.dim() != 4 or len(query) > 1 else layer_kernels(query.dtype)
-    if kernels is None or not kernels.reads_heads(*_rows(query, key), cosine, sine):
-        return stock(query, key, cosine, sine, *how, **more)
-    return _Rotary.apply(query, key, cosine, sine, kernels)
+    if more or len(given) != 4 or given[0].dim() != 4 or len(given[0]) != 1:
+        return stock(*given, **more)
+    (query, key), (cosine, sine) = (each[0].transpose(0, 1) for each in given[:2]), given[2:]
+    kernels = None if cosine.requires_grad or sine.requires_grad else layer_kernels(query.dtype)
+    if kernels is None or not kernels.reads_heads(query, key, cosine, sine):
+        return stock(*given)
+    query, key = _Rotary.apply(query, key, cosine, sine, kernels)
+    return query.transpose(0, 1)[None], key.transpose(0, 1)[None]
 
 
 @cache
@@ -73,32 +66,41 @@ def with_rotary_kernel(stock: Any) -> Any:
 
 def _calling_the_kernel(forward: FunctionType) -> FunctionType:
     """A forward of the same code with another function of that name, inside the decorators that it has."""
-    known, cells, inner = forward.__globals__, forward.__closure__, getattr(forward, "__wrapped__", None)
-    if inner is None:
+    known, cells, told = forward.__globals__, forward.__closure__, dict(forward.__dict__)
+    if (inner := told.get("__wrapped__")) is None:
         known = {**known, NAME: partial(rotated, known[NAME])}
     else:
-        ours = _calling_the_kernel(inner)
-        cells = tuple(CellType(ours) if cell.cell_contents is inner else cell for cell in cells or ())
+        told["__wrapped__"] = ours = _calling_the_kernel(inner)
+        cells = tuple(CellType(ours) if _holds(cell, inner) else cell for cell in cells or ())
     made = FunctionType(forward.__code__, known, forward.__name__, forward.__defaults__, cells)
     made.__kwdefaults__ = forward.__kwdefaults__
-    if inner is not None:
-        update_wrapper(made, ours)
+    made.__dict__.update(told)
     return made
+
+
+def _innermost(forward: object) -> FunctionType | None:
+    """The function inside the decorators of a forward, if all of them are functions."""
+    while isinstance(forward, FunctionType) and "__wrapped__" in forward.__dict__:
+        forward = forward.__dict__["__wrapped__"]
+    return forward if isinstance(forward, FunctionType) else None
+
+
+def _holds(cell: CellType, function: FunctionType) -> bool:
+    """Whether it is the function that a closure's cell holds, which may be empty."""
+    try:
+        return cell.cell_contents is function
+    except ValueError:
+        return False
 
 
 @torch.no_grad()
 def has_plain_rotary(layer: nn.Module) -> bool:
     """True if an attention layer on a CPU rotates the halves of its heads against each other, and rounds like Llama's,
     which is tried. False of one that is rotated here already."""
-    own, size, weight = (
-        getattr(type(layer), "forward", None),
-        getattr(layer, "head_dim", None),
-        next(layer.parameters(), None),
-    )
-    inner = unwrap(own) if isinstance(own, FunctionType) else None
-    if not isinstance(inner, FunctionType) or NAME not in inner.__code__.co_names or not isinstance(size, int):
+    own, size = _innermost(getattr(type(layer), "forward", None)), getattr(layer, "head_dim", None)
+    if own is None or NAME not in own.__code__.co_names or not isinstance(size, int) or size % 2:
         return False
-    rotate = inner.__globals__.get(NAME)
+    rotate, weight = own.__globals__.get(NAME), next(layer.parameters(), None)
     if weight is None or weight.device.type != "cpu" or not isinstance(rotate, FunctionType):
         return False
     return all(_is_plain(rotate, size, dtype) for dtype in {torch.float32, weight.dtype} if dtype.is_floating_point)
