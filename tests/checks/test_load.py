@@ -1,6 +1,7 @@
 """How much of a machine others use, by what the kernel counts, and how many threads are left for a run."""
 
 import os
+import re
 import time
 
 import pytest
@@ -105,3 +106,5 @@ def test_a_core_is_idle_where_nothing_is_done_that_does_not_step_back(tmp_path, 
     assert seconds_idle([0], stat) == pytest.approx((5000 + 7) / hertz)
     assert seconds_idle([0, 7], stat) is None
     assert seconds_idle([0], tmp_path / "missing") is None
+    stat.write_text(re.sub(r" \d+", " 0", TABLE))
+    assert seconds_idle([0], stat) is None, "a sandbox's table of zeros says nothing"

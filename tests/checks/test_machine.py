@@ -12,7 +12,7 @@ import pytest
 from stretto import host_memory
 from stretto.checks.machine import devices, network, packages, programs, resources
 from stretto.checks.machine.base import GB, Gpu, MachineCheck, MachineFacts
-from stretto.checks.machine.facts import cores_of_group, gpus_of, look, visible
+from stretto.checks.machine.facts import cores_of_group, gpus_of, look, neighbours_together, visible
 from stretto.errors import RecipeError, SandboxError
 from stretto.kernels.cpu import compiler
 from stretto.recipe.load import parse_recipe
@@ -475,3 +475,11 @@ def test_a_containers_limits_are_read(tmp_path, files, cores, memory):
     expected = host_memory.free(tmp_path / "none") if memory is None else memory - 600_000
     assert host_memory.total(tmp_path) <= (memory or host_memory.total(tmp_path / "none"))
     assert host_memory.free(tmp_path) == pytest.approx(expected, rel=0.2)
+
+
+def test_hardware_threads_of_a_core_stand_together_where_the_system_tells(tmp_path):
+    for number, together in {0: "0,4", 4: "0,4", 1: "1,5", 5: "1,5", 2: "2-3", 3: "2-3"}.items():
+        folder = tmp_path / f"cpu{number}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{together}\n")
+    assert neighbours_together({0, 1, 2, 3, 4, 5, 7}, tmp_path) == [0, 4, 1, 5, 2, 3, 7]

@@ -193,6 +193,7 @@ def test_what_was_measured_is_found_again_on_this_machine_only(here, monkeypatch
     assert as_measured(parse_cluster("8xH100")) == (parse_cluster("8xH100"), None)
     monkeypatch.setattr(kept, "this_machine", lambda: "another")
     assert as_measured(TWO) == (TWO, ELSEWHERE)
+    assert as_measured(replace(TWO, rates={"tick": 0.1}))[0].rates == {"tick": 0.1, "lone": 0.0}
 
 
 @pytest.mark.parametrize("saving", [0.95, 15])

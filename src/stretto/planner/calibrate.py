@@ -122,7 +122,7 @@ def _known(seen: MeasuredStep) -> tuple[MeasuredStep, Sequence[MeasuredSeconds],
 
 def _with(rates: Rates, logs: NDArray[np.float64]) -> Rates:
     found = dict(zip(CONSTANTS, np.exp(logs).tolist(), strict=True))
-    return replace(rates, **found | {"lone": min(found["lone"], MOST_LONE)})
+    return replace(rates, **found | {"lone": min(found["lone"], MOST_LONE) if rates.lone else 0.0})  # GPUs have none
 
 
 Known = Sequence[tuple[MeasuredStep, Sequence[MeasuredSeconds], Mapping[str, float]]]

@@ -108,10 +108,10 @@ def _spoiled(path: Path, why: str) -> RecipeError:
 def as_measured(cluster: Cluster) -> tuple[Cluster, str | None]:
     """A cluster with the constants that were measured for it, and where they come from; its own come first."""
     found = kept_for(cluster)
-    if found is not None:
+    if rates := {**(found.rates if found else {}), **cluster.rates}:
         # Constants that were measured before there was one for cores that work alone have its effect inside.
-        return replace(cluster, rates={"lone": 0.0, **found.rates, **cluster.rates}), str(found)
-    return cluster, ELSEWHERE if borrowed(cluster) else None
+        cluster = replace(cluster, rates={"lone": 0.0, **rates})
+    return cluster, str(found) if found else ELSEWHERE if borrowed(cluster) else None
 
 
 def borrowed(cluster: Cluster) -> bool:

@@ -101,11 +101,6 @@ class RankedCandidate:
     runs: bool
     """True if it can be executed today."""
 
-    @property
-    def seconds_to_beat(self) -> float:
-        """Seconds that it is held against others with, among those that can be executed."""
-        return self.seconds * _handicap(self.choice)
-
 
 @contextmanager
 def _without_collecting() -> Iterator[None]:
@@ -280,7 +275,7 @@ def _ranked(
         runs = choice.runs(grid.setting.workload)
         ahead = _ahead(found, quota, variant)
         beaten = len(ahead) >= quota and least >= ahead[-1].seconds
-        plainer = runs and not (able and least * _handicap(choice) >= able[0].seconds_to_beat)
+        plainer = runs and not (able and least * _handicap(choice) >= able[0].seconds * _handicap(able[0].choice))
         if least > bars[runs] or (beaten and not plainer):
             continue
         for fitting, room in grid.fitting(choice, variant):
@@ -288,7 +283,7 @@ def _ranked(
             each = RankedCandidate(seconds=seconds, choice=fitting, room=room, runs=fitting.runs(grid.setting.workload))
             insort(found, each, key=lambda item: item.seconds)
             if each.runs:
-                insort(able, each, key=lambda item: item.seconds_to_beat)
+                insort(able, each, key=lambda item: item.seconds * _handicap(item.choice))
     ahead = _ahead(found, quota, variant)
     return ahead + [each for each in able[:1] if each not in ahead]
 

@@ -21,7 +21,7 @@ from random import Random
 from types import TracebackType
 from typing import Self
 
-from stretto.checks.machine.facts import cores, shown
+from stretto.checks.machine.facts import cores, neighbours_together, shown
 from stretto.checks.machine.load import seconds_idle
 from stretto.openmp import sleeps_at_once
 from stretto.placement.plan import Plan
@@ -54,7 +54,7 @@ def core_share(plan: Plan, threads: Mapping[str, int]) -> AbstractContextManager
         return nullcontext()
     if not hasattr(os, "sched_setaffinity") or seconds_idle(mine := os.sched_getaffinity(0)) is None:
         return nullcontext()
-    return CoreShare(mine, move=partial(move_threads, device))
+    return CoreShare(neighbours_together(mine), move=partial(move_threads, device))
 
 
 class CoreShare:
@@ -62,16 +62,17 @@ class CoreShare:
 
     def __init__(
         self,
-        cores: Collection[int],
+        cores: Sequence[int],
         *,
         move: Callable[[Collection[int], Collection[int]], None],
         idle: Callable[[Collection[int]], float | None] = seconds_idle,
         clock: Callable[[], float] = time.monotonic,
         second: Callable[[], bool] | None = None,
     ) -> None:
-        """`move` brings threads from some cores to others, `idle` tells how long cores have been idle so far, and
-        `second` chooses the second half: by chance, or two runs would choose the same one again and again."""
-        self.cores: Sequence[int] = sorted(cores)
+        """`cores` are divided in this order; `move` brings threads from some to others, `idle` tells how long cores
+        have been idle so far, and `second` chooses the second half: by chance, or two runs would choose the same one
+        again and again."""
+        self.cores: Sequence[int] = cores
         self.move, self.idle, self.clock = move, idle, clock
         self.second = second or (lambda: Random().random() < 0.5)
         self.kept: Sequence[int] = self.cores

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -25,6 +26,10 @@ PACKAGES = ("stretto", "torch", "transformers", "peft", "torchvision", "torchaud
 
 ELSEWHERE = "203.0.113.1"
 """An address that belongs to nobody. A datagram socket that is connected to it sends nothing."""
+
+
+CPUS = Path("/sys/devices/system/cpu")
+"""What Linux says of each core."""
 
 
 def look() -> MachineFacts:
@@ -52,6 +57,19 @@ def cores() -> int:
 def shown() -> int:
     """Cores that a library sees, which knows nothing of a container's share."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def neighbours_together(numbers: Collection[int], folder: Path = CPUS) -> list[int]:
+    """Numbers of cores, in an order in which the hardware threads of one physical core follow each other."""
+
+    def first_of_its_core(number: int) -> int:
+        try:
+            together = (folder / f"cpu{number}/topology/thread_siblings_list").read_text(encoding="ascii")
+            return min(map(int, re.findall(r"\d+", together)))  # "0,8" or "0-1"
+        except (OSError, ValueError):
+            return number
+
+    return sorted(numbers, key=lambda number: (first_of_its_core(number), number))
 
 
 def _distribution(name: str) -> tuple[str, tuple[str, ...]] | None:
