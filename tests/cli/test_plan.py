@@ -159,6 +159,8 @@ def test_a_cluster_may_be_a_file_with_devices_of_its_own(recipe, tmp_path, capsy
         ([], ["placement.cluster", "--cluster 8xH100"]),
         (["--cluster", "8xH100", "model.shape=lama-7b"], ["model.shape", "llama-7b", "layers: 32"]),
         (["--cluster", "8xH100", "--strategy", "flat"], ["--strategy", "flatten"]),
+        (["--cluster", "8xH100", "--strategy", "interleave"], ["placement.strategy", "nothing to lay side by side"]),
+        (["--cluster", "8xH100", "model.shape=null", "model.name=lama-7b"], ["llama-7b", "as model.shape={layers"]),
         (["--cluster", "8xH100", "--measure"], ["--measure", "this host has no localhost/gpu:"]),
         (["--cluster", "8xH100", "model.shapes=x"], ["model.shapes"]),
         (

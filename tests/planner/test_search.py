@@ -100,7 +100,7 @@ def test_of_plans_as_good_as_equal_the_one_is_chosen_whose_devices_share_no_matr
         both = found.beside(other, setting.workload)
         assert both.best[0] == other
         assert both.today == (chosen or other)
-        assert ("share matrices" in explain.today(both, setting)) == (both.today == first)
+        assert ("talk in every layer" in explain.today(both, setting)) == (both.today == first)
         assert both.listed == both.ready and len(both.ready) == 2
 
 

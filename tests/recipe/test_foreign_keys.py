@@ -39,6 +39,8 @@ MEANT = {
     "eval_steps": "evaluate.every",
     "max_steps": "run.steps",
     "num_train_epochs": "run.steps",
+    "epochs": "run.steps",
+    "run.total_epochs": "run.steps",
     "chat_template_kwargs": "task.template",
     "environment_factory": "environment.kind",
     # Unsloth

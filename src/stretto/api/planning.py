@@ -209,6 +209,9 @@ def _measured(
 
 def _nothing(found: SearchResult, setting: PlanningProblem, count: int | None, change: str | None) -> RecipeError:
     """No plan at all: why, the smallest cluster that has one, and a change with which these devices have one."""
+    if not found.weighed and count is None:  # memory is not what it fails by
+        why = "; ".join(dict.fromkeys(why for _, why in found.rejected))
+        return RecipeError.of("placement.strategy", f"is out of the question: {why}", "use another strategy")
     told = found.misses or tuple(f"{name}: {why}" for name, why in found.rejected)
     kind = roomiest(setting).device.name
     adapter = "" if setting.workload.adapter else "an adapter, "
@@ -225,6 +228,6 @@ def _cluster(recipe: Recipe) -> Cluster:
     """The recipe's cluster, which must say which devices there are."""
     text = recipe.placement.cluster
     if text in OPEN:
-        fix = "say which devices, such as --cluster 8xH100"
+        fix = "say which devices, such as --cluster 8xH100, or 2xcpu for two cores of a CPU"
         raise RecipeError.of("placement.cluster", f"{text} does not say which devices there would be", fix)
     return parse_cluster(text)

@@ -183,11 +183,14 @@ def notes(found: SearchResult, setting: PlanningProblem) -> Iterator[str]:
             f"devices of several kinds: {setting.ordered[0][1].name} has most memory bandwidth for its arithmetic, so "
             "it generates first where devices are divided; training is bound by arithmetic"
         )
-    if TensorPath.GLOO in (best.gradients, best.weights) and best.room.sides[0].device.kind.has_own_memory:
+    cards = best.room.sides[0].device.kind.has_own_memory
+    if cards and TensorPath.GLOO in (best.gradients, best.weights):
         yield (
-            "between devices, tensors pass through host memory; placement.nccl=true passes them from card to card "
+            "between cells, tensors pass through host memory; placement.nccl=true passes them from card to card "
             "(not tried on GPUs yet)"
         )
+    if cards and any(len(cell.devices) > 1 for cell in best.plan.cells):
+        yield "devices of one cell talk by NCCL; that was tested with processes on CPUs, and not on several GPUs yet"
     if work.price is None and setting.cluster.hosts[0].device.kind.has_own_memory:
         yield "there is no price; placement.price_per_gpu_hour=2 adds what a step and the run cost"
 
@@ -202,7 +205,7 @@ def today(found: SearchResult, setting: PlanningProblem) -> str:
         return f"{fastest.choice.label} is the fastest, and can be executed today"
     if fastest in found.ready:
         told = f"{found.today.choice.label} is as good as the fastest, {fastest.choice.label}"
-        return f"{told}, whose devices share matrices or experts"
+        return f"{told}, whose devices hold a part of each model and talk in every layer"
     ahead = 1 - fastest.step / found.today.step
     told = f"{found.today.choice.label} is the best that can be executed today"
     if ahead <= 0 or not waits:

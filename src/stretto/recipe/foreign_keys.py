@@ -32,6 +32,8 @@ class Counterpart:
     """Of OpenRLHF."""
     prime_rl: str = ""
     """Of prime-rl."""
+    guesses: str = ""
+    """What nobody calls it, and people try."""
 
     @property
     def fix(self) -> str:
@@ -264,6 +266,7 @@ RUN = (
                 f"actor_rollout_ref.ref.fsdp_config.param_offload {ROLLOUT}.free_cache_engine",
                 openrlhf="zero_stage adam_offload ds.zero_stage ds.adam_offload ds.enable_sleep vllm.enable_sleep"),
     Counterpart(ours="run.steps", told="steps, not epochs: an epoch has (training prompts / batch.prompts) of them",
+                guesses="epochs total_epochs",
                 trl="max_steps num_train_epochs num_epochs", verl="trainer.total_epochs trainer.total_training_steps",
                 openrlhf="num_episodes train.num_episodes", prime_rl="trainer.max_steps orchestrator.max_steps"),
     Counterpart(ours="run.folder", trl="output_dir run_name", verl="trainer.default_local_dir trainer.experiment_name",
@@ -304,4 +307,5 @@ TABLES |= {"The optimizer": OPTIMIZER, "The run": RUN}
 @cache
 def foreign_keys() -> dict[str, Counterpart]:
     """Name -> what it is here; dotted names as they are written there."""
-    return {name: row for rows in TABLES.values() for row in rows for name, _ in row.names()}
+    every = [row for rows in TABLES.values() for row in rows]
+    return {name: row for row in every for name in (*(name for name, _ in row.names()), *row.guesses.split())}

@@ -260,11 +260,12 @@ def named_shape(name: str, *, field: str = "model.shape") -> ModelShape:
             return found
     near = difflib.get_close_matches(key, FAMILIES, n=4, cutoff=0.4)
     told = f"the nearest are {', '.join(near)}" if near else f"some that are: {', '.join(list(FAMILIES)[::8])}"
+    numbers = "{layers: 32, hidden: 4096, heads: 32, kv_heads: 8, ffn: 14336, vocab: 128256}"
     raise RecipeError.of(
         field,
-        f"no model is known as {name!r}; {told}",
-        "name one of them, a folder with its config.json, or give numbers: "
-        "{layers: 32, hidden: 4096, heads: 32, kv_heads: 8, ffn: 14336, vocab: 128256}",
+        f"no model is known as {name!r}, and no folder here has its config.json; {told}",
+        "name one of them, a folder with its config.json, or give numbers"
+        + (f" as {field.removesuffix('.name')}.shape={numbers}" if field.endswith(".name") else f": {numbers}"),
     )
 
 

@@ -25,7 +25,8 @@ class Placement(Section):
     cells: tuple[dict[str, Any], ...] | None = None
     """A plan by hand."""
     nccl: bool = False
-    """GPUs: gradients and weights pass from card to card by NCCL, not through host memory; not tried on GPUs yet."""
+    """GPUs: between cells, gradients and weights pass from card to card by NCCL, not through host memory; not tried on
+    GPUs yet. Within a cell of several GPUs all passes by NCCL in any case."""
     price_per_gpu_hour: NotNegative | None = None
     """For the cost of a step in plans and at the end of a run."""
 
