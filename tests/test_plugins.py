@@ -53,6 +53,7 @@ called = Called()
 def plain(prompt, model): ...
 async def one(prompt): ...
 async def three(prompt, model, other): ...
+async def swapped(model, prompt): ...
 async def keyword(prompt, model, *, hint): ...
 async def stream(prompt, model): yield 1
 number = 7
@@ -206,6 +207,7 @@ SEEN = [
     ("environment", "mine:stream", None),
     ("environment", "mine:one", "takes 1 parameter, not 2: (prompt, model)"),
     ("environment", "mine:three", "takes 3 parameters, not 2"),
+    ("environment", "mine:swapped", "in another order, (model, prompt); it is called with (prompt, model)"),
     ("environment", "mine:keyword", "needs the keyword 'hint'"),
     ("environment", "mine:number", "is not callable"),
     ("environment", "mine:made", "is not callable"),
@@ -302,6 +304,10 @@ def test_what_python_hands_over_is_found_by_its_name():
     assert asyncio.run(own(name, (), turns=8)(PROMPT, None)).answer == "from Python"
     wrong = register("environment", lambda prompt: None)
     assert "is not async" in found("environment", wrong, ())[0].reason
+
+    async def swapped(model, prompt): ...
+
+    assert "another order" in found("environment", register("environment", swapped), ())[0].reason
 
     async def build(section): ...
 

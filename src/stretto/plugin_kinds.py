@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from stretto.sandbox import reward_forms
+from stretto.sandbox import reward_forms, signatures
 
 Kind = Literal["algorithm", "environment", "reward", "source", "engine", "logger"]
 
@@ -77,7 +77,7 @@ def unfit(kind: Kind, found: Any) -> str | None:
     extra = (None,) if inspect.isclass(found) and asked.method else ()
     if why := _refuses(called, (*extra, *asked.parameters)):
         return f"cannot be called with ({', '.join(asked.parameters)}): {why}"
-    return None
+    return signatures.out_of_order(_names(called)[len(extra) :], asked.parameters)
 
 
 def tool_methods(found: Any) -> list[str]:
@@ -108,6 +108,14 @@ def _refuses(called: Callable[..., Any], arguments: Sequence[Any]) -> str | None
     except ValueError:
         return None
     return None
+
+
+def _names(called: Callable[..., Any]) -> list[str]:
+    """The names of its parameters; none of what does not say."""
+    try:
+        return list(inspect.signature(called).parameters)
+    except ValueError:
+        return []
 
 
 def function_of(kind: Kind, found: Any) -> Any:

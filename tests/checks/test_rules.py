@@ -118,6 +118,7 @@ WRONG = [
     (["environment={kind: tools, tools: [python, python]}"], "environment.tools", "python more than once"),
     (["environment.kind=shop:Shop", "algorithm.credit=turn"], "algorithm.credit", "says of no turn"),
     (["environment.kind=shop:Shop", *PAYS], "rewards.0.signal", "no signal of environment shop:Shop; there are: turns"),
+    (["environment={kind: 'shop:play', turns: 2}"], "environment.turns", "has no effect on shop:play, a function"),
     (["environment.kind=shop:Till"], "environment.kind", "reset of shop:Till asks for prices, and prompt"),
     *(
         ([*more, "rewards=[{kind: signal, signal: rewrd}]"], "rewards.0.signal", f"no signal of environment {kind}")
@@ -363,7 +364,9 @@ def taken(right, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "agent.py").touch()
     tool, reset = "    def price(self, thing: str) -> str: ...\n", "    def reset(self, answer, prices, tax=1): ...\n"
-    (tmp_path / "shop.py").write_text(f"class Shop:\n{tool}class Till:\n{reset}{tool}")
+    (tmp_path / "shop.py").write_text(
+        f"class Shop:\n{tool}class Till:\n{reset}{tool}async def play(prompt, model): ...\n"
+    )
     (tmp_path / "file_engine.py").write_text("def make(policy): ...\n")
     return right
 

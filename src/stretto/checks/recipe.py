@@ -106,6 +106,7 @@ RULES: tuple[Rule, ...] = (
     task.characters_cover_the_task,
     task.some_prompts_are_left,
     environment.turns_can_be_credited,
+    environment.turns_are_counted,
     environment.tools_have_what_they_read,
     environment.hosts_can_import,
     environment.tool_classes_get_their_columns,

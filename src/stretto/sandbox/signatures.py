@@ -56,9 +56,17 @@ def function_refusal(node: Function, parameters: Sequence[str], *, method: bool,
     if unnamed:
         return f"needs the keyword {unnamed[0]!r}, which nobody gives"
     if needed <= len(parameters) and (len(parameters) <= places or told.vararg):
-        return None
+        return out_of_order([each.arg for each in (*told.posonlyargs, *told.args)][method:], parameters)
     takes = f"{max(0, places)} parameter{'' if places == 1 else 's'}"
     return f"takes {takes}, not {len(parameters)}: ({', '.join(parameters)})"
+
+
+def out_of_order(names: Sequence[str], parameters: Sequence[str]) -> str | None:
+    """Why a function that has these parameters in another order would take one for the other, or none."""
+    first = list(names[: len(parameters)])
+    if first == list(parameters) or sorted(first) != sorted(parameters):
+        return None
+    return f"has its parameters in another order, ({', '.join(first)}); it is called with ({', '.join(parameters)})"
 
 
 def methods(node: ast.ClassDef) -> dict[str, Function]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from stretto import plugins
 from stretto.algorithms.catalog import CATALOG, find_facts
 from stretto.checks.rules.base import CheckContext
-from stretto.checks.rules.own_code import methods_of_tool_class
+from stretto.checks.rules.own_code import is_function, methods_of_tool_class
 from stretto.environments.corpus import Corpus
 from stretto.environments.game import GameEnvironment
 from stretto.environments.program import executable
@@ -63,6 +63,19 @@ def turns_can_be_credited(recipe: Recipe, scene: CheckContext) -> Iterator[Probl
         reason = f"is turn, and environment {recipe.environment.kind} says of no turn what it was worth"
         fix = "use trajectory, or an environment of your own that returns turn_rewards"
         yield Problem(field="algorithm.credit", reason=reason, fix=fix)
+
+
+def turns_are_counted(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """A function asks the model as often as it likes."""
+    section = recipe.environment
+    if (
+        not isinstance(section, OwnEnvironmentSection)
+        or section.turns == OwnEnvironmentSection.model_fields["turns"].default
+    ):
+        return
+    if is_function(section.kind, scene.root):
+        reason = f"has no effect on {section.kind}, a function, which asks the model as often as it likes"
+        yield Problem(field="environment.turns", reason=reason, fix="leave it out, and count turns in the function")
 
 
 def tools_have_what_they_read(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from inspect import isroutine
 from pathlib import Path
 
 from stretto import plugins
@@ -34,6 +35,14 @@ def plugins_can_be_found(recipe: Recipe, scene: CheckContext) -> Iterator[Proble
             yield from announce(name, folders)
         elif kind != "source":
             yield from plugins.problems(kind, name, folders, field=field)
+
+
+def is_function(kind: str, root: Path) -> bool:
+    """True of an environment of the user's that is a function, as far as its file tells."""
+    if (given := plugins.REGISTERED.get(("environment", kind))) is not None:
+        return isroutine(given)
+    node = signatures.definition(kind, plugins.folders_of(root)) if plugins.is_plugin(kind) else None
+    return isinstance(node, ast.AsyncFunctionDef)
 
 
 def methods_of_tool_class(kind: str, root: Path) -> frozenset[str]:
