@@ -157,6 +157,7 @@ def test_a_function_of_a_group_gets_all_answers() -> None:
         ("def f(answer, prompt): ...", r"takes 2 parameters, not 3: \(answer, prompt, signals\)"),
         ("def f(prompt, answer, signals): ...", "'prompt' is in another place"),
         ("def f(answer, prompt, signals, *, strict): ...", "needs the keyword 'strict'"),
+        ("def f(queries, prompts, labels): ...", "has the form of OpenRLHF's"),
         ("def f(answers, signals, prompt): ...", "'signals' is in another place"),
         ("def f(completions, completion_ids, **rest): ...", "needs 'completion_ids', which only TRL's trainers have"),
         ("def f(completions, answer, /): ...", "'completions' by position only"),

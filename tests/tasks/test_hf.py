@@ -18,6 +18,7 @@ import datasets
 import pytest
 from huggingface_hub import constants
 
+from stretto.cli.main import main
 from stretto.errors import Problem, RecipeError
 from stretto.recipe.schema import Source, TaskSection
 from stretto.tasks import hf
@@ -199,6 +200,19 @@ def test_a_hub_that_cannot_be_reached_is_not_asked_again(
 def test_a_recipe_can_be_checked_without_the_hub(hub: list[str], tmp_path: Path) -> None:
     found = peek(task(name="openai/gsm8k", subset="main"), tmp_path)
     assert (found.prompts, found.problems) == ((), ())
+
+
+def test_a_check_says_what_it_could_not_look_at(
+    hub: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = {"kind": "hf", "name": "openai/gsm8k", "columns": {"prompt": "question"}}
+    recipe = {"model": {"name": "some/model"}, "task": {"source": source}, "rewards": [{"name": "a", "kind": "math"}]}
+    (tmp_path / "mine.yaml").write_text(json.dumps(recipe))
+    assert main(["check", str(tmp_path / "mine.yaml")]) == 0
+    model, data, last = capsys.readouterr().out.strip().splitlines()[-3:]
+    assert model == "not looked at: the model some/model, which is not on this machine"
+    assert data == "not looked at: the dataset openai/gsm8k, because the hub cannot be reached"
+    assert last == "nothing wrong was found in the rest"
 
 
 def test_data_on_this_machine_asks_nobody(hub: list[str], splits: Path) -> None:

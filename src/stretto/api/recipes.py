@@ -14,6 +14,7 @@ from pathlib import Path
 from stretto.api.functions import refuse_several_devices
 from stretto.checks.recipe import Lookups, check, checked_recipe
 from stretto.errors import Problem, RecipeError
+from stretto.models.source import cached_config, locate
 from stretto.placement.build import OPEN, named_by_cells, plan_of
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.devices import host_of
@@ -23,7 +24,7 @@ from stretto.plugins import folders_of
 from stretto.readings import numbers
 from stretto.recipe.describe import roles_of
 from stretto.recipe.load import Changes, RecipeSource, folder_of
-from stretto.recipe.schema import Recipe, RewardPart, TaskSection
+from stretto.recipe.schema import HubSource, Recipe, RewardPart, TaskSection
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.types import Prompt
 
@@ -51,6 +52,17 @@ def open_recipe(
 def recipe_to_plan(source: RecipeSource, changes: Changes = ()) -> Recipe:
     """The resolved recipe for what runs nothing: what can be priced may be asked for, and no data is read."""
     return checked_recipe(source, changes, root=folder_of(source), probes=PROBES, planning=True)
+
+
+def not_at_hand(recipe: Recipe, root: Path) -> list[str]:
+    """What of a recipe's files the first tier could not look at: it would have to be downloaded, or the hub is not to
+    be reached."""
+    found, name, source = [], recipe.model.name, recipe.task.source
+    if locate(name, root).kind == "hub" and cached_config(name) is None:
+        found.append(f"the model {name}, which is not on this machine")
+    if isinstance(source, HubSource) and source.path is None and not _task(recipe.task, root, 1)[0]:
+        found.append(f"the dataset {source.name}, because the hub cannot be reached")
+    return found
 
 
 def check_deeply(recipe: Recipe, root: Path, *, training: bool = True) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from stretto.api.recipes import open_recipe
+from stretto.api.recipes import not_at_hand, open_recipe
 from stretto.cli import render
 from stretto.recipe.describe import batch_sentence, changes_of, objective, plan_sentence
+from stretto.recipe.load import folder_of
 from stretto.recipe.resolve import dump
 from stretto.recipe.schema import Recipe
 
@@ -36,11 +38,11 @@ def check(
             }
         )
     else:
-        render.screen().print(_page(opened))
+        render.screen().print(_page(opened, not_at_hand(opened, folder_of(recipe))))
 
 
-def _page(recipe: Recipe) -> Text:
-    """The resolved recipe, what of it is not a default, and what it means."""
+def _page(recipe: Recipe, unread: Sequence[str]) -> Text:
+    """The resolved recipe, what of it is not a default, and what it means; and what nobody could look at."""
     differing = [
         f"{name}: {render.shown(value)}  (default {render.shown(default)})"
         for name, value, default in changes_of(recipe)
@@ -55,4 +57,6 @@ def _page(recipe: Recipe) -> Text:
     ):
         page.append(f"{title}\n", style="bold")
         page.append("".join(f"  {line}\n" for line in render.plain(body).splitlines())).append("\n")
-    return page.append("nothing wrong was found", style="green")
+    for what in unread:
+        page.append(f"not looked at: {what}\n", style="yellow")
+    return page.append("nothing wrong was found in the rest" if unread else "nothing wrong was found", style="green")

@@ -35,6 +35,8 @@ TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra",
 """What TRL passes besides the columns of the data, by name."""
 TRL_GIVEN = ("prompts", "completions")
 """What of it can be given here."""
+OPENRLHF = ("queries", "prompts", "labels")
+"""What OpenRLHF passes, by position: texts of prompt and answer together, which there are none of here."""
 REFERENCES = ("answer", "answers", "solution", "ground_truth", "reference", "target", "label")
 """Columns that mean the reference answer to a function of TRL's, where the data have no column of that name."""
 WANTED = "def reward(answer, prompt, signals) -> float, or def reward(answers, prompt, signals) -> list for a group"
@@ -107,6 +109,8 @@ def form_of(parameters: Parameters | None) -> Form:
 def refusal(parameters: Parameters) -> str | None:
     """Why a function with these parameters cannot be called in its form, or none."""
     form = form_of(parameters)
+    if parameters.positional[: len(OPENRLHF)] == OPENRLHF:
+        return "has the form of OpenRLHF's reward functions, whose queries are texts of prompt and answer together"
     if form in ("stretto", "group"):
         return _position_refusal(parameters, GROUP if form == "group" else OWN)
     if form == "verl":
