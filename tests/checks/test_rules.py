@@ -56,7 +56,7 @@ WRONG = [
     (["model.shape=qwen3-32b"], "model.shape", "only planned with"),
     (["roles.critic.name=scratch"], "roles.critic", "which has no critic"),
     ([*PPO, "roles.critic={}"], "roles.critic.name", "nothing to load"),
-    ([*PPO, "roles.critic.shape=llama-7b"], "roles.critic.shape", "not available yet"),
+    ([*PPO, "roles.critic.shape=llama-7b"], "roles.critic.shape", "only planned with"),
     ([*PPO, "roles.critic.name=./no"], "roles.critic.name", "there is no"),
     (
         [*PPO, "roles.critic={name: scratch, optimizer: null}", "algorithm.gae={value_clip: 0.1}"],
@@ -189,7 +189,7 @@ WRONG = [
     (["optimizer.name=adamw8bit", "model.dtype=float64"], "optimizer.name", "no sense beside weights in float64"),
     (["placement.strategy=elastc"], "placement.strategy", "there is no strategy 'elastc'"),
     (["placement.strategy=elastic"], "placement.strategy", "no effect on one device"),
-    (["placement.strategy=separate"], "placement.strategy", "needs two devices, see 1"),
+    (["placement.strategy=separate"], "placement.strategy", "needs two devices, and there is one"),
     (["placement.fractions=[1, 1]"], "placement.fractions", "no effect with the strategy auto"),
     (["placement.staleness=1"], "placement.staleness", "needs devices that only generate"),
     (["placement.staleness=2"], "placement.staleness", "not possible"),

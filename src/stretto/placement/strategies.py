@@ -148,7 +148,8 @@ def _apart(devices: Sequence[Any], roles: frozenset[str], division: Division) ->
     """The first devices generate (half of them if not said), the others do everything else."""
     count = len(devices)
     if count < 2:
-        raise RecipeError.of("placement.strategy", "separate needs two devices, see 1", f"use {DEFAULT}")
+        fix = f"use {DEFAULT}, or name two or more in placement.cluster, such as 2xcpu or 8xH100"
+        raise RecipeError.of("placement.strategy", "separate needs two devices, and there is one", fix)
     first = division if isinstance(division, int) and division else max(1, count // 2)
     if not 0 < first < count:
         reason = f"leaves {count - first} of {count} devices to train"

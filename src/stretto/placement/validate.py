@@ -307,6 +307,7 @@ def staleness_is_possible(case: PlanContext) -> Iterator[Problem]:
     staleness, field = case.plan.staleness, "placement.staleness"
     if staleness == 0:
         return
+    separate = "use 0, or placement.strategy: separate, which needs two devices in placement.cluster"
     if staleness != 1:
         yield Problem(field=field, reason=f"{staleness} versions are not possible", fix="use 0 or 1")
         return
@@ -315,10 +316,10 @@ def staleness_is_possible(case: PlanContext) -> Iterator[Problem]:
     if shared:
         name, other = next(iter(shared.items()))
         reason = f"1 needs devices that only generate, and {name} shares its own with {other.name}"
-        yield Problem(field=field, reason=reason, fix="use 0, or placement.strategy: separate")
+        yield Problem(field=field, reason=reason, fix=separate)
     elif case.plan.flow == "phased":
         reason = "1 has no effect where every stage waits for the one before"
-        yield Problem(field=field, reason=reason, fix="use 0, or placement.strategy: separate")
+        yield Problem(field=field, reason=reason, fix=separate)
     if case.updates > 1:
         several = f"{case.updates} updates of a step (batch.updates, batch.epochs)"
         reason = f"1 beside {several} would be off-policy twice over"

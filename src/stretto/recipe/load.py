@@ -168,7 +168,8 @@ def read_text(path: Path) -> str:
     name = str(path)
     if not os.path.exists(path):
         near = nearest(path.name, _recipes_beside(path))
-        fix = f"did you mean {path.parent / near}?" if near else "give the path of a recipe, a .yaml file"
+        run = "" if path.suffix else ", or, where a run may be given, of its folder"
+        fix = f"did you mean {path.parent / near}?" if near else f"give the path of a recipe, a .yaml file{run}"
         raise RecipeError.of(name, "there is no such file", fix)
     if not os.path.isfile(path):
         raise RecipeError.of(name, "is not a file", "give the path of a recipe, a .yaml file")

@@ -26,7 +26,10 @@ def load_run_recipe(folder: Path, changes: Changes = ()) -> tuple[Recipe, Path]:
     """A run's recipe, and the folder that its relative paths count from; its first lines remember that."""
     path = folder / "recipe.yaml"
     if not path.is_file():
-        raise RecipeError.of(str(folder), "is not a run: it holds no recipe.yaml", "name a folder that train made")
+        fix = (
+            f"stretto train {folder} begins a run of a recipe" if folder.is_file() else "name a folder that train made"
+        )
+        raise RecipeError.of(str(folder), "is not a run: it holds no recipe.yaml", fix)
     root, recipe = root_in(read_text(path), folder), load_recipe(path, changes)
     announce(recipe.algorithm.name, folders_of(root))
     return resolve(recipe), root

@@ -33,8 +33,6 @@ class OnlyValues:
     """True if other values can be planned with, though not run."""
 
 
-ABSENT = "what this key asks for is not available yet"
-
 ONLY = (
     OnlyValues(
         field="model.dtype",
@@ -43,16 +41,16 @@ ONLY = (
         fix="use bfloat16, which has the range of float32",
         planned=True,
     ),
-    OnlyValues(
-        field="model.shape",
-        values=(None,),
-        reason="stands for a model that is only planned with; one that runs says its own shape",
-        fix="leave it out",
-        planned=True,
+    *(
+        OnlyValues(
+            field=f"{section}.shape",
+            values=(None,),
+            reason="stands for a model that is only planned with; one that runs says its own shape",
+            fix=f"leave it out, and name a model in {section}.name",
+            planned=True,
+        )
+        for section in ("model", "roles.critic", "roles.teacher", "roles.reward_model")
     ),
-    OnlyValues(field="roles.critic.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
-    OnlyValues(field="roles.teacher.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
-    OnlyValues(field="roles.reward_model.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     OnlyValues(
         field="deadlines.environment",
         values=(60.0,),
