@@ -6,7 +6,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "stretto"
-BASE = {"types", "errors", "extras", "host_memory", "plugins", "plugin_kinds", "readings", "recipe.schema"}
+BASE = {"types", "errors", "extras", "host_memory", "hub", "plugins", "plugin_kinds", "readings", "recipe.schema"}
 BASE |= {"algorithms.catalog"}
 """Everyone may import these."""
 EVERYTHING = {path.stem for path in ROOT.iterdir()} - {"api", "bench", "cli", "__main__"}
@@ -19,6 +19,7 @@ ARROWS = {
     "types": set(),
     "errors": set(),
     "extras": {"errors"},
+    "hub": {"errors"},
     "plugins": {"errors", "plugin_kinds", "recipe.schema", "sandbox", "threads"},
     "plugin_kinds": {"sandbox"},
     "threads": set(),
@@ -142,6 +143,7 @@ TORCH_FREE = (
     "threads",
     "openmp",
     "host_memory",
+    "hub",
     "plugins",
     "plugin_kinds",
     "readings",

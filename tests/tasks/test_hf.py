@@ -11,15 +11,19 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import datasets
+import httpx
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from stretto.cli.main import main
 from stretto.errors import Problem, RecipeError
+from stretto.models.source import ask_hub, locate
 from stretto.recipe.schema import Source, TaskSection
 from stretto.tasks import hf
 from stretto.tasks.columns import RowError
@@ -202,6 +206,31 @@ def test_a_recipe_can_be_checked_without_the_hub(hub: list[str], tmp_path: Path)
     assert (found.prompts, found.problems) == ((), ())
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [(OSError("no such host"), "the hub cannot be reached: no such host"), (404, "no model"), (503, None), (200, None)],
+    ids=str,
+)
+def test_a_model_is_asked_for_once_before_anybody_tries_again_and_again(
+    answer: int | Exception, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def info(self: HfApi, name: str, timeout: float) -> None:
+        asked.append(name)
+        if isinstance(answer, Exception):
+            raise answer
+        response = httpx.Response(answer, request=httpx.Request("GET", "https://hub"))
+        if answer != 200:
+            raise (RepositoryNotFoundError if answer == 404 else HfHubHTTPError)("wrong", response=response)
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(HfApi, "model_info", info)
+    with pytest.raises(RecipeError, match=said) if said else nullcontext():
+        ask_hub(locate("some/model", tmp_path))
+    assert asked == ["some/model"]
+
+
 def test_a_check_says_what_it_could_not_look_at(
     hub: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,7 +283,7 @@ def test_of_the_hub_a_look_streams_and_a_run_downloads(splits: Path, monkeypatch
         return lambda _: prepared.append(prepare())
 
     monkeypatch.setattr(datasets, "load_dataset_builder", builder)
-    monkeypatch.setattr(hf, "_ask_hub", lambda name, field: None)
+    monkeypatch.setattr(hf.hub, "ask", lambda *what, **more: None)
     wanted = task(name="org/new", split="validation")
     assert len(peek(wanted, splits, rows=2).prompts) == 2
     assert prepared == []
@@ -274,6 +303,7 @@ def test_reading_loads_no_torch(tmp_path: Path) -> None:
     program = f"""
 import sys
 from pathlib import Path
+from stretto.models.source import ask_hub, locate
 from stretto.recipe.schema import Source, TaskSection
 from stretto.tasks.source import load_prompts
 task = TaskSection(source=Source(kind="hf", path={path!r}), prompt="{{question}}")

@@ -37,7 +37,7 @@ from stretto.models.lora import add_adapter, fill_adapter
 from stretto.models.quantised import quantise
 from stretto.models.reading import before_trained
 from stretto.models.scratch import character_tokenizer, fresh_network, keep_norms_exact
-from stretto.models.source import ModelFiles, refuse_packed
+from stretto.models.source import ModelFiles, ask_hub, refuse_packed
 from stretto.models.stop_tokens import stop_tokens
 from stretto.models.unpacked import is_apart, set_apart, states_apart
 from stretto.recipe.schema import ModelSection, Scratch
@@ -327,6 +327,7 @@ def refuse_other_layers(config: Any) -> None:
 
 def describe(files: ModelFiles) -> tuple[Any, PreTrainedTokenizerBase]:
     """Configuration and tokenizer of a hub id, a folder or a GGUF file, without its weights; the caller's own."""
+    ask_hub(files)
     if files.gguf is None:
         config = AutoConfig.from_pretrained(files.pretrained, trust_remote_code=False)
         if isinstance(packed := getattr(config, "quantization_config", None), dict):

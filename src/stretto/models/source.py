@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from stretto import hub
 from stretto.errors import RecipeError
 from stretto.models import gguf_header as gguf
 from stretto.models.adapter_folder import AdapterFacts, is_adapter, read_adapter
@@ -150,6 +151,12 @@ def offline() -> bool:
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
+
+
+def ask_hub(files: ModelFiles) -> None:
+    """Refuses a hub id that has yet to be downloaded and cannot be."""
+    if files.kind == "hub" and cached_config(files.name) is None:
+        hub.ask("model", files.name, field=FIELD, instead="a model on this machine is named by its folder")
 
 
 def cached_config(name: str) -> Path | None:

@@ -17,8 +17,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from stretto import hub
 from stretto.errors import DeadlineError, Problem, RecipeError
 from stretto.extras import missing_extra
+from stretto.hub import HubUnreachable
 from stretto.recipe.schema import HubSource, TaskSection
 from stretto.tasks.columns import Row, RowError
 from stretto.tasks.jsonl import LONGEST_ROW
@@ -31,13 +33,7 @@ BUILDERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parqu
 """How a file is read, by its ending."""
 PLAIN = frozenset({*BUILDERS.values(), "cache"})
 """The readers that give rows of plain values and nothing else; `cache` is what was downloaded before."""
-HUB_SECONDS = 5.0
-"""How long the hub may take to say that a dataset exists."""
 SOURCE = "task.source"
-
-
-class _Unreachable(RecipeError):
-    """Nobody can say from here whether the dataset exists."""
 
 
 def problems(task: TaskSection, source: HubSource) -> Iterator[Problem]:
@@ -60,7 +56,7 @@ def read(task: TaskSection, source: HubSource, root: Path, limit: int | None) ->
     try:
         where, rows = _local(source, root) if source.path is not None else _hub(source, limit)
         return _prompts(task, source, rows, limit, where)
-    except _Unreachable as error:
+    except HubUnreachable as error:
         # A recipe can be written, checked and planned without the hub; only what needs all rows must have it.
         return [], list(error.problems) if limit is None else []
     except RecipeError as error:
@@ -133,7 +129,7 @@ def _saved(library: Any, source: HubSource, path: Path) -> Iterable[Any]:
 def _hub(source: HubSource, limit: int | None) -> tuple[str, Iterable[Any]]:
     """A dataset of the hub: some rows as they come, or all of it through the cache."""
     name, field = str(source.name), f"{SOURCE}.name"
-    _ask_hub(name, field)
+    hub.ask("dataset", name, field=field, instead="for data on this machine set task.source.path")
     library = _library()
     made = _open(library, name, field, name=source.subset)
     split = _split(source, list(made.config.data_files or made.info.splits or ()))
@@ -147,25 +143,6 @@ def _hub(source: HubSource, limit: int | None) -> tuple[str, Iterable[Any]]:
     except Exception as error:
         raise _refusal(field, f"{name} cannot be read: {said(error)}", "try again, or name other data") from error
     return name, rows
-
-
-def _ask_hub(name: str, field: str) -> None:
-    """Says at once that a dataset cannot be had, where `datasets` would retry for half a minute."""
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
-
-    if constants.HF_HUB_OFFLINE:
-        return
-    local = "for data on this machine set task.source.path"
-    try:
-        HfApi().dataset_info(name, timeout=HUB_SECONDS)
-    except (RepositoryNotFoundError, HFValidationError) as error:
-        reason = f"the hub has no dataset {printable(name)!r} that you may read"
-        raise _refusal(field, reason, f"correct the name, or log in; {local}") from error
-    except Exception as error:  # of httpx, of sockets, of the proxy: the reason is in the text
-        reason = f"the hub cannot be reached: {said(error)}"
-        fix = f"connect this machine, or set HF_HUB_OFFLINE=1 to use what was downloaded before; {local}"
-        raise _Unreachable(Problem(field=field, reason=reason, fix=fix)) from error
 
 
 def _open(library: Any, what: str, field: str, **settings: Any) -> Any:
