@@ -173,6 +173,21 @@ def test_devices_with_bandwidth_generate_and_those_with_arithmetic_train():
     assert "H20 has most memory bandwidth" in " ".join(explain.notes(search(setting, ALL), setting))
 
 
+def test_of_plans_as_fast_as_each_other_none_leaves_a_device_out():
+    """Whole models on all devices, gradients through host memory, are a little slower than cut ones, and plainer."""
+    step = {"prompts": 64, "prompt": 128, "lengths": LengthDistribution(mean=409.6, sigma=0.8, cap=1024)}
+    found = search(setting_of("8xH100", "qwen2.5-7b", adapter=16, recorded="alone", nccl=False, **step), ALL)
+    assert found.today.choice.devices == 8
+
+
+@pytest.mark.parametrize(
+    ("cluster", "says"), [("8xV100", "V100 has bfloat16 in software only"), ("8xH100", "exchange their parts by NCCL")]
+)
+def test_what_a_forecast_does_not_know_is_noted(cluster, says):
+    setting = setting_of(cluster, "qwen2.5-7b")
+    assert says in " ".join(explain.notes(search(setting, ALL), setting))
+
+
 def test_a_recipe_names_its_strategy_as_it_is_listed():
     assert named_by(Placement(strategy="elastic")) == "elastic"
     assert named_by(Placement(strategy="interleave")) == "interleave I1"

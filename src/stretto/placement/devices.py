@@ -152,6 +152,9 @@ DEVICES = {
 }
 """The table. `link` of a card without one is its PCIe slot; `cpu` is one thread of an ordinary machine."""
 
+WITHOUT_BFLOAT16 = ("V100",)
+"""Cards whose rates in the table are of float16: bfloat16 they have in software only."""
+
 
 def plain(name: str) -> str:
     """A name without case, spaces, dashes and what sellers add: "NVIDIA H100 SXM5 80GB" and "h100" are one device."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from stretto.placement.devices import GB
+from stretto.placement.devices import GB, WITHOUT_BFLOAT16
 from stretto.placement.transport import TensorPath
 from stretto.planner.candidate import Candidate
 from stretto.planner.compare import slower_because, usual_of
@@ -164,6 +164,9 @@ def notes(found: SearchResult, setting: PlanningProblem) -> Iterator[str]:
     else:
         names = ", ".join(dict.fromkeys(device.name for device, _ in setting.cluster.pools()))
         yield f"the speed of {names} is assumed, from data sheets and published measurements; nothing was measured here"
+    old = sorted({device.name for device, _ in setting.cluster.pools()} & set(WITHOUT_BFLOAT16))
+    if old and work.precision == "bfloat16":
+        yield f"{', '.join(old)} has bfloat16 in software only, many times slower than forecast here; see model.dtype"
     if not found.best:
         return
     best = found.listed[0]
@@ -190,7 +193,7 @@ def notes(found: SearchResult, setting: PlanningProblem) -> Iterator[str]:
             "(not tried on GPUs yet)"
         )
     if cards and any(len(cell.devices) > 1 for cell in best.plan.cells):
-        yield "devices of one cell talk by NCCL; that was tested with processes on CPUs, and not on several GPUs yet"
+        yield "devices of one cell exchange their parts by NCCL: the code ran over gloo on CPUs, on several GPUs not yet"
     if work.price is None and setting.cluster.hosts[0].device.kind.has_own_memory:
         yield "there is no price; placement.price_per_gpu_hour=2 adds what a step and the run cost"
 
