@@ -77,7 +77,9 @@ def unfit(kind: Kind, found: Any) -> str | None:
     extra = (None,) if inspect.isclass(found) and asked.method else ()
     if why := _refuses(called, (*extra, *asked.parameters)):
         return f"cannot be called with ({', '.join(asked.parameters)}): {why}"
-    return signatures.out_of_order(_names(called)[len(extra) :], asked.parameters)
+    # What a decorator gives a function is in the order of neither, perhaps.
+    names = [] if hasattr(called, "__wrapped__") else _names(called)[len(extra) :]
+    return signatures.out_of_order(names, asked.parameters)
 
 
 def tool_methods(found: Any) -> list[str]:

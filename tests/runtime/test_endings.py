@@ -1,5 +1,6 @@
 """How a run ends says what to do next: stopped, it names the step and a command; finished, it says so."""
 
+import shlex
 import signal
 from contextlib import suppress
 
@@ -8,9 +9,11 @@ import pytest
 import running
 from running import Quiet, lines, recipe_in, start
 from stretto.errors import RunStopped
+from stretto.recipe.load import load_recipe
 from stretto.report.compare_runs import verdicts_of
 from stretto.report.read_run import RunRecord
 from stretto.runtime import session
+from stretto.runtime.recipe_changes import as_arguments
 from stretto.runtime.recipe_file import load_run_recipe
 from stretto.runtime.time_limit import TimeLimit
 
@@ -96,3 +99,25 @@ def test_each_evaluation_keeps_which_prompts_were_answered_right(tmp_path):
         assert sum(found.values()) / 4 == row["eval/accuracy"]
     resumed = running.resume(folder, changes=["run.steps=3"], allow=["run.steps"]).folder
     assert len(verdicts_of(RunRecord(resumed), 3)) == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (["optimizer.lr=1e-3"], ["optimizer.lr=5e-4", "run.steps=9"]),
+        (["task.template={enable_thinking: false, x: 1}"], ["task.template={x: 1}"]),
+        (["task.template={a: {b: 1}}"], ["task.template={a.b: 2}"]),
+        (["roles.critic=null"], ["algorithm.name=ppo", "roles.critic={name: scratch, adapter: {rank: 2}}"]),
+        (["task.source={kind: hf, name: x/y, columns: {prompt: q}}"], ["task.source={kind: jsonl, path: 'a b.jsonl'}"]),
+        (
+            ["placement={strategy: interleave, fractions: {actor+reference: 0.5, critic: 0.5}}"],
+            ["placement.fractions=I1"],
+        ),
+        (["task.system=null"], ['task.system="it\'s $HOME, 1: {a}"']),
+    ],
+    ids=str,
+)
+def test_arguments_that_are_repeated_make_the_same_recipe_again(old, new):
+    before, after = load_recipe({}, old), load_recipe({}, new)
+    shown = shlex.join(as_arguments(before, after))
+    assert load_recipe(before.model_dump(mode="json"), shlex.split(shown)) == after

@@ -208,7 +208,14 @@ def test_a_recipe_can_be_checked_without_the_hub(hub: list[str], tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("answer", "said"),
-    [(OSError("no such host"), "the hub cannot be reached: no such host"), (404, "no model"), (503, None), (200, None)],
+    [
+        (OSError("no such host"), "the hub cannot be reached: no such host"),
+        (httpx.ConnectTimeout("too late"), "the hub cannot be reached: too late"),
+        (ValueError("no JSON, but a page"), None),
+        (404, "no model"),
+        (503, None),
+        (200, None),
+    ],
     ids=str,
 )
 def test_a_model_is_asked_for_once_before_anybody_tries_again_and_again(

@@ -211,7 +211,8 @@ def _nothing(found: SearchResult, setting: PlanningProblem, count: int | None, c
     """No plan at all: why, the smallest cluster that has one, and a change with which these devices have one."""
     if not found.weighed and count is None:  # memory is not what it fails by
         why = "; ".join(dict.fromkeys(why for _, why in found.rejected))
-        return RecipeError.of("placement.strategy", f"is out of the question: {why}", "use another strategy")
+        fix = f"use another strategy{', or name more devices' if len(setting.names) == 1 else ''}"
+        return RecipeError.of("placement.strategy", f"is out of the question: {why}", fix)
     told = found.misses or tuple(f"{name}: {why}" for name, why in found.rejected)
     kind = roomiest(setting).device.name
     adapter = "" if setting.workload.adapter else "an adapter, "

@@ -11,10 +11,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from stretto import hub
 from stretto.api.functions import refuse_several_devices
 from stretto.checks.recipe import Lookups, check, checked_recipe
 from stretto.errors import Problem, RecipeError
-from stretto.models.source import cached_config, locate
+from stretto.models.source import locate
 from stretto.placement.build import OPEN, named_by_cells, plan_of
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.devices import host_of
@@ -27,6 +28,9 @@ from stretto.recipe.load import Changes, RecipeSource, folder_of
 from stretto.recipe.schema import HubSource, Recipe, RewardPart, TaskSection
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.types import Prompt
+
+AS_THEY_ARE = ("run.folder", "environment.turns")
+"""Keys that a run's recipe may have: its folder exists, and turns that nobody counts were not refused before."""
 
 
 def open_recipe(
@@ -57,10 +61,13 @@ def recipe_to_plan(source: RecipeSource, changes: Changes = ()) -> Recipe:
 def not_at_hand(recipe: Recipe, root: Path) -> list[str]:
     """What of a recipe's files the first tier could not look at: it would have to be downloaded, or the hub is not to
     be reached."""
-    found, name, source = [], recipe.model.name, recipe.task.source
-    if locate(name, root).kind == "hub" and cached_config(name) is None:
-        found.append(f"the model {name}, which is not on this machine")
-    if isinstance(source, HubSource) and source.path is None and not _task(recipe.task, root, 1)[0]:
+    roles, source = recipe.roles, recipe.task.source
+    others = [role.name for role in (roles.critic, roles.teacher, roles.reward_model) if role and role.name]
+    models = [locate(name, root) for name in dict.fromkeys([recipe.model.name, *others])]
+    found = [
+        f"the model {each.name}, which is not on this machine" for each in models if each.on_hub and not each.config
+    ]
+    if isinstance(source, HubSource) and source.name in hub.UNANSWERED:
         found.append(f"the dataset {source.name}, because the hub cannot be reached")
     return found
 
@@ -82,7 +89,7 @@ def check_changed(recipe: Recipe, root: Path, functions: UserFunctions = NONE_GI
     """Raises a RecipeError with every problem of a run's changed recipe. That its folder exists is as it should be;
     `training` is as in `open_recipe`."""
     found = check(recipe, root=root, probes=probes(functions), training=training)
-    if problems := [problem for problem in found if problem.field != "run.folder"]:
+    if problems := [problem for problem in found if problem.field not in AS_THEY_ARE]:
         raise RecipeError(*problems)
     refuse_several_devices(functions, recipe)
 

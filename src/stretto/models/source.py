@@ -154,9 +154,13 @@ def offline() -> bool:
 
 
 def ask_hub(files: ModelFiles) -> None:
-    """Refuses a hub id that has yet to be downloaded and cannot be."""
-    if files.kind == "hub" and cached_config(files.name) is None:
-        hub.ask("model", files.name, field=FIELD, instead="a model on this machine is named by its folder")
+    """Refuses a hub id that has yet to be downloaded and cannot be, as far as one question tells."""
+    if files.on_hub and files.config is None:
+        try:
+            hub.ask("model", files.name, field=FIELD, instead="a model on this machine is named by its folder")
+        except hub.HubUnreachable as error:
+            if error.silent:  # a mirror may have files, and answer such questions in its own way
+                raise
 
 
 def cached_config(name: str) -> Path | None:

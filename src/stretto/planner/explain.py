@@ -193,7 +193,9 @@ def notes(found: SearchResult, setting: PlanningProblem) -> Iterator[str]:
             "(not tried on GPUs yet)"
         )
     if cards and any(len(cell.devices) > 1 for cell in best.plan.cells):
-        yield "devices of one cell exchange their parts by NCCL: the code ran over gloo on CPUs, on several GPUs not yet"
+        yield (
+            "devices of one cell exchange their parts by NCCL: the code ran over gloo on CPUs, on several GPUs not yet"
+        )
     if work.price is None and setting.cluster.hosts[0].device.kind.has_own_memory:
         yield "there is no price; placement.price_per_gpu_hour=2 adds what a step and the run cost"
 

@@ -49,7 +49,7 @@ def core_share(plan: Plan, threads: Mapping[str, int]) -> AbstractContextManager
     """
     device, count = plan.devices[0], shown()
     takes_all = len(plan.devices) == 1 and threads.get(device) == count == cores() > 1  # no quota of a container's
-    apart = any(cell.engine not in (None, "native") for cell in plan.cells)
+    apart = any(cell.engine in ("vllm", "sglang") for cell in plan.cells)
     if not takes_all or apart or not sleeps_at_once() or any(os.environ.get(name) for name in SET):
         return nullcontext()
     if not hasattr(os, "sched_setaffinity") or seconds_idle(mine := os.sched_getaffinity(0)) is None:

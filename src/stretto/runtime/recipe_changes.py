@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from stretto.errors import Problem, RecipeError
 from stretto.models.source import locate
@@ -150,8 +150,19 @@ def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
 def as_arguments(old: Recipe, new: Recipe, allow: Sequence[str] = ()) -> list[str]:
     """What `stretto resume` is told, so that a run whose recipe is the old one goes on with the new one."""
     before, after = (recipe.model_dump(mode="json") for recipe in (old, new))
-    changes = [f"{key}={json.dumps(_value(after, key), ensure_ascii=False)}" for key in differences(before, after)]
+    keys = dict.fromkeys(_told(new, key) for key in differences(before, after))
+    changes = [f"{key}={json.dumps(_value(after, key), ensure_ascii=False)}" for key in keys]
     return [*changes, *(["--allow", ",".join(allow)] if allow else [])]
+
+
+def _told(recipe: Recipe, key: str) -> str:
+    """The key by which a value is changed: of a mapping whose keys are free, such as template, that of all of it."""
+    section, parts = cast(Any, recipe), key.split(".")
+    for place, part in enumerate(parts):
+        if isinstance(section, Mapping):
+            return ".".join(parts[:place])
+        section = getattr(section, part, None)
+    return key
 
 
 def refuse_unknown(allow: Sequence[str], *recipes: Recipe) -> None:

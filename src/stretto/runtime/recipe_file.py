@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,9 @@ def load_run_recipe(folder: Path, changes: Changes = ()) -> tuple[Recipe, Path]:
     """A run's recipe, and the folder that its relative paths count from; its first lines remember that."""
     path = folder / "recipe.yaml"
     if not path.is_file():
-        fix = (
-            f"stretto train {folder} begins a run of a recipe" if folder.is_file() else "name a folder that train made"
-        )
+        begins = folder.is_file() and folder.suffix in (".yaml", ".yml") and not (folder.parent / "plan.json").exists()
+        train = f"; {shlex.join(['stretto', 'train', str(folder)])} begins a run of a recipe" if begins else ""
+        fix = f"name a folder that train made{train}"
         raise RecipeError.of(str(folder), "is not a run: it holds no recipe.yaml", fix)
     root, recipe = root_in(read_text(path), folder), load_recipe(path, changes)
     announce(recipe.algorithm.name, folders_of(root))

@@ -42,7 +42,7 @@ def is_function(kind: str, root: Path) -> bool:
     if (given := plugins.REGISTERED.get(("environment", kind))) is not None:
         return isroutine(given)
     node = signatures.definition(kind, plugins.folders_of(root)) if plugins.is_plugin(kind) else None
-    return isinstance(node, ast.AsyncFunctionDef)
+    return isinstance(node, ast.AsyncFunctionDef) and not node.decorator_list
 
 
 def methods_of_tool_class(kind: str, root: Path) -> frozenset[str]:
