@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from stretto.errors import DeadlineError
-from stretto.recipe.schema import Deadlines, Recipe
+from stretto.recipe.schema import Deadlines, Recipe, VllmEngineSection
 from stretto.runtime.watch import PATIENCE, SIGNAL, StageLimit, StageWatch, limits
 
 STUBBORN = """
@@ -161,3 +161,6 @@ def test_the_limits_of_this_process_are_longer_than_the_deadlines_inside_them():
     assert found["evaluate"].seconds > given.generate + given.reward
     assert found["step"].seconds > given.generate + given.reward + 2 * given.train + given.publish
     assert {limit.key for limit in found.values()} <= {f"deadlines.{name}" for name in Deadlines.model_fields}
+    apart = limits(Recipe(engine=VllmEngineSection()))
+    assert apart["evaluate"].seconds >= found["evaluate"].seconds + given.start, "in which an engine may come back"
+    assert apart["step"].seconds >= found["step"].seconds + 3 * given.start

@@ -36,7 +36,7 @@ from stretto.recipe.schema import (
 )
 from stretto.recipe.schema import BatchSection as BatchSection
 from stretto.rewards.combine import Rewards
-from stretto.runtime.build import build_runtime, patience_of, token_budget
+from stretto.runtime.build import build_runtime, token_budget
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.schedule import take_step
 from stretto.runtime.spans import Clock
@@ -111,8 +111,9 @@ class CalibrationSteps:
         assert self.parts is not None
         self.steps += 1
         recipe = trial_recipe(self.recipe, workload)
-        await self.parts.worker_group.restore(self.start / STATE)
-        worker_group = WorkerGroup(plan, self.launcher, self.parts.worker_group.assign, patience=patience_of(recipe))
+        before = self.parts.worker_group
+        await before.restore(self.start / STATE)
+        worker_group = WorkerGroup(plan, self.launcher, before.assign, patience=before.patience)
         await worker_group.start()
         devices = list(worker_group.members)
         budgets = [cell.token_budget for cell in plan.cells if cell.token_budget]

@@ -48,7 +48,7 @@ from stretto.scheduler.records import UPDATE
 from stretto.scheduler.speed_estimator import SpeedEstimator
 from stretto.tasks.source import PromptSource, load_prompts, split_task
 from stretto.types import Prompt
-from stretto.workers.deadlines import CallDeadlines
+from stretto.workers.deadlines import call_deadlines
 from stretto.workers.launchers.inprocess import Launcher, launcher_for, worker_of
 from stretto.workers.models import EngineFactory
 from stretto.workers.worker_group import WorkerGroup
@@ -140,7 +140,7 @@ async def _assemble(
     assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets, threads=threads, logs=stacks)
     make, left = partial(worker_of, make_engine=make_engine) if lone else worker_of, by - time.monotonic()
     launcher = launcher or launcher_for(plan.devices, seconds=left, make=make, kinds=kinds_of(recipe))
-    worker_group = WorkerGroup(plan, launcher, assign, patience=patience_of(recipe), folder=stacks, draft=draft,
+    worker_group = WorkerGroup(plan, launcher, assign, patience=call_deadlines(recipe), folder=stacks, draft=draft,
                                nccl=recipe.placement.nccl, note=note)  # fmt: skip
     try:
         await worker_group.start(by=by)
@@ -236,12 +236,6 @@ def budgets_of(plan: Plan, recipe: Recipe) -> dict[str, int]:
     for meeting in meetings(sliced_cells(recipe, plan)):
         found |= dict.fromkeys(meeting.devices, min(found[device] for device in meeting.devices))
     return found
-
-
-def patience_of(recipe: Recipe) -> CallDeadlines:
-    """How long calls of workers may take."""
-    given = recipe.deadlines
-    return CallDeadlines(start=given.start, generate=given.generate, train=given.train, publish=given.publish)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from pathlib import Path
 from stretto.errors import DeadlineError
 from stretto.recipe.schema import Recipe
 from stretto.threads import end
+from stretto.workers.deadlines import call_deadlines
 
 PATIENCE = 10.0
 """Seconds after its deadline in which a stage has ended, by itself or by force."""
@@ -56,10 +57,10 @@ class StageLimit:
 def limits(recipe: Recipe) -> dict[str, StageLimit]:
     """Stage -> its limit. Every call of a worker has a deadline of its own, at the start what is left of that of all
     of it; these are for the process that calls them, which gets a little more, so that who is late is named."""
-    given = recipe.deadlines
+    given, reward = call_deadlines(recipe), recipe.deadlines.reward
     rounds = 1 + (recipe.evaluate.pass_k > 1)
-    evaluate = rounds * (given.generate + given.reward)
-    step = recipe.batch.max_rounds * (given.generate + given.reward) + 2 * given.train + given.publish
+    evaluate = rounds * (given.generate + reward)
+    step = recipe.batch.max_rounds * (given.generate + reward) + 2 * given.train + given.publish
 
     def spared(seconds: float, key: str, spare: float = SPARE) -> StageLimit:
         return StageLimit(seconds=seconds + spare, key=key, spare=spare)

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from stretto.errors import DeadlineError
+from stretto.recipe.schema import ApartEngineSection, Recipe
 
 CLOSING, CLOSING_LATE = 60.0, 3.0
 """Seconds for workers to end, and then for their launcher: usually, and where a deadline has passed already."""
@@ -31,6 +32,16 @@ class CallDeadlines:
     """A piece of scoring or training, or the update."""
     publish: float
     """Handing weights round."""
+
+
+def call_deadlines(recipe: Recipe) -> CallDeadlines:
+    """The recipe's. In any call after the start an engine of another process may die and have to load again, for which
+    it has the time of a start besides."""
+    given = recipe.deadlines
+    again = given.start if isinstance(recipe.engine, ApartEngineSection) else 0.0
+    return CallDeadlines(
+        start=given.start, generate=given.generate + again, train=given.train + again, publish=given.publish + again
+    )
 
 
 KEYS = {
