@@ -3,10 +3,11 @@
 import os
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from stretto.engines.vllm.process import EngineProcess, cleaned
+from stretto.engines.vllm.process import EngineProcess, cleaned, members
 from stretto.errors import DeadlineError, EngineDiedError, EngineError, RecipeError
 
 PROGRAM = """
@@ -25,6 +26,22 @@ while True:
         os.kill(os.getpid(), 9)
     answer = {"seen": dict(os.environ)} if what == "environment" else {what: asked["text"]}
     connection.send_bytes(json.dumps(answer).encode())
+"""
+
+
+SHARING = """
+import json, os, signal, sys, time
+from multiprocessing.connection import Connection
+from multiprocessing.shared_memory import SharedMemory
+connection, memory = Connection(int(sys.argv[1])), SharedMemory(create=True, size=16)
+json.loads(connection.recv_bytes())
+if os.fork() == 0:
+    connection.close()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if STUBBORN else signal.SIG_DFL)
+    time.sleep(600)
+connection.send_bytes(json.dumps({"name": memory.name}).encode())
+connection.recv_bytes()
+os.kill(os.getpid(), 9)
 """
 
 
@@ -61,6 +78,18 @@ def test_one_that_dies_says_how_and_shows_its_last_lines(process):
         process.call("die", 30)
     with pytest.raises(EngineDiedError):
         process.call("environment", 30)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="where shared memory cannot be seen")
+@pytest.mark.parametrize("stubborn", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_what_its_children_share_in_memory_is_gone_when_it_has_died(tmp_path, stubborn):
+    command = [sys.executable, "-c", SHARING.replace("STUBBORN", str(stubborn))]
+    process = EngineProcess(command, name="the engine", log=tmp_path / "engine.log")
+    shared = Path("/dev/shm") / process.call("share", 30)["name"]
+    assert shared.exists()
+    with pytest.raises(EngineDiedError, match="SIGKILL"):
+        process.call("die", 30)
+    assert not shared.exists() and not members(process.process.pid)
 
 
 def test_what_it_refuses_or_fails_at_is_told_in_its_words(process):

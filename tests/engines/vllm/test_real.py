@@ -214,7 +214,16 @@ def engine(request, tmp_path_factory):
     found.checksums(dict(policy.network.named_parameters()))
     refuse_other_results(found)
     yield found
+    shared = shared_by(found.process.process.process.pid)
+    assert bool(shared) == any(path.is_socket() for path in found.room.iterdir()) == (ranks > 1)
     found.close()
+    assert not found.room.exists() and not any(path.exists() for path in shared), "a second rank leaves nothing"
+
+
+def shared_by(host):
+    """Files in memory that vLLM's processes have made for each other."""
+    maps = [line for each in (host, *ranks_of(host)) for line in Path(f"/proc/{each}/maps").read_text().splitlines()]
+    return {Path(line.split(maxsplit=5)[5]) for line in maps if "/dev/shm/" in line and "(deleted)" not in line}
 
 
 def publish(engine, version):

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -33,6 +34,10 @@ QUESTIONS = (
 
 NOTICES = 2.0
 """Seconds after a failure until which the death of a rank is known: others say at once that they miss it."""
+
+
+ROOM = 107 - len(f"/{uuid.uuid4()}")
+"""Characters of a folder for sockets: the system's longest name of one, without what vLLM calls it."""
 
 
 @dataclass(kw_only=True)
@@ -62,8 +67,10 @@ class EngineHost:
         self.name, self.count, self.several = "", 0, False
         self.answers: dict[str, RunningRequest] = {}
 
-    def start(self, *, model: str, versions: Sequence[str], **settings: Any) -> dict[str, Any]:
-        """Loads vLLM and the model."""
+    def start(self, *, model: str, versions: Sequence[str], sockets: str, **settings: Any) -> dict[str, Any]:
+        """Loads vLLM and the model. `sockets` is a folder for those between ranks, which vLLM leaves behind."""
+        if len(os.fsencode(sockets)) <= ROOM:
+            os.environ["VLLM_RPC_BASE_PATH"] = sockets
         import vllm
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine

@@ -20,7 +20,7 @@ from contextlib import suppress
 from datetime import datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stretto.errors import DeadlineError, EngineDiedError, EngineError, RecipeError
 
@@ -47,6 +47,12 @@ KEYS = {"start": "deadlines.start", **dict.fromkeys(("submit", "step", "abort"),
 
 ENDING = 5.0
 """Seconds for the process to end when it is asked to."""
+
+LEAVING, TRACKING = 6.0, 2.0
+"""Seconds for its children to end by themselves, which takes Python a while, and then for the one that ends last."""
+
+TRACKER = "resource_tracker"
+"""What that one is called: Python's own, which removes what the others share in memory when all of them have ended."""
 
 
 class EngineProcess:
@@ -130,12 +136,24 @@ class EngineProcess:
         return "".join(f"    | {line}\n" for line in [*lines, f"(from {self.log})"])
 
     def kill(self) -> None:
-        """Ends the process and its children at once."""
+        """Ends the process and its children, whatever they do; one that removes what they share comes last."""
         if not self.ended:  # once: the number of its group may be another's later
-            self.ended = True
+            self.ended, group = True, self.process.pid
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+                os.killpg(group, signal.SIGTERM)  # which the tracker does not heed
+                self._wait_for_all(LEAVING)
+                for each in members(group):
+                    if TRACKER not in each.command:
+                        os.kill(each.number, signal.SIGKILL)
+                self._wait_for_all(TRACKING)
+                os.killpg(group, signal.SIGKILL)
             self.process.wait()
+
+    def _wait_for_all(self, seconds: float) -> None:
+        """Waits until none of its group lives, but not longer."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and (self.process.poll() is None or members(self.process.pid)):
+            time.sleep(0.02)
 
     def close(self) -> None:
         """Lets it end by itself, for a moment; its children are ended with it."""
@@ -143,6 +161,26 @@ class EngineProcess:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(ENDING)
         self.kill()
+
+
+class GroupMember(NamedTuple):
+    """A process that lives."""
+
+    number: int
+    """What the system calls it."""
+    command: str
+    """What it was started with."""
+
+
+def members(group: int) -> list[GroupMember]:
+    """Processes of a group, where the system tells."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state, _, its, *_ = (folder / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+            if state not in "ZX" and int(its) == group:
+                found.append(GroupMember(int(folder.name), (folder / "cmdline").read_text("utf-8", "replace")))
+    return found
 
 
 def cleaned(environment: Mapping[str, str]) -> dict[str, str]:
