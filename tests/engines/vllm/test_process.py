@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from stretto.engines.vllm.process import PROGRAM as PROGRAM_OF_VLLM
 from stretto.engines.vllm.process import EngineProcess, cleaned, members
 from stretto.errors import DeadlineError, EngineDiedError, EngineError, RecipeError
 
@@ -45,6 +46,19 @@ os.kill(os.getpid(), 9)
 """
 
 
+HOST = """
+import os, subprocess, sys, time
+sys.path.insert(0, FOLDER)
+import host
+def die(self):
+    BEGINS
+    os.kill(os.getpid(), 9)
+host.EngineHost.version = die
+host.main()
+"""
+CHILDREN = {"forked": "os.fork() or time.sleep(600)", "spawned": "subprocess.Popen(['sleep', '600'], close_fds=False)"}
+
+
 @pytest.fixture
 def process(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
@@ -78,6 +92,14 @@ def test_one_that_dies_says_how_and_shows_its_last_lines(process):
         process.call("die", 30)
     with pytest.raises(EngineDiedError):
         process.call("environment", 30)
+
+
+@pytest.mark.parametrize("begins", CHILDREN.values(), ids=CHILDREN)
+def test_the_death_of_the_host_is_seen_while_its_ranks_live(tmp_path, begins):
+    program = HOST.replace("FOLDER", repr(str(PROGRAM_OF_VLLM.parent))).replace("BEGINS", begins)
+    process = EngineProcess([sys.executable, "-c", program], name="the engine", log=tmp_path / "engine.log")
+    with pytest.raises(EngineDiedError, match="SIGKILL"):
+        process.call("version", 60)
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="where shared memory cannot be seen")

@@ -223,7 +223,10 @@ def end_with(parent: int) -> None:
 
 def main() -> None:
     """Answers until nobody asks any more."""
-    connection, parent, host = Connection(int(sys.argv[1])), int(sys.argv[2]), EngineHost()
+    handle, parent, host = int(sys.argv[1]), int(sys.argv[2]), EngineHost()
+    connection = Connection(handle)
+    os.set_inheritable(handle, False)  # a rank that had it too would hide this process's death
+    os.register_at_fork(after_in_child=connection.close)
     threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     while True:
         try:
