@@ -659,6 +659,14 @@ def test_vllm_has_room_for_adapters_up_to_a_rank_and_for_none_on_experts(tmp_pat
         assert not list(engine_apart_can_do_it(recipe, scene))
 
 
+@pytest.mark.parametrize("url", [None, "http://x:8000"], ids=["process", "server"])
+def test_vllm_samples_at_temperatures_up_to_two(tmp_path, url):
+    scene = CheckContext(root=tmp_path, probes=PROBES, prompts=(), complete=True)
+    engines = [VllmEngineSection(url=url, temperature=heat) for heat in (2.0, 2.1)]
+    found = [list(engine_apart_can_do_it(Recipe(engine=engine), scene)) for engine in engines]
+    assert [[problem.field for problem in each] for each in found] == [[], ["engine.temperature"]]
+
+
 @pytest.mark.parametrize(
     ("changes", "field", "told"),
     [

@@ -14,6 +14,9 @@ from stretto.recipe.validation_errors import nearest
 HIGHEST = 512
 """Highest rank of an adapter that vLLM has room for."""
 
+HOTTEST = 2.0
+"""Highest temperature at which vLLM 0.32 samples."""
+
 NUMBER, SWITCH, WORD, NUMBERS, MAPPING = (
     "a whole number of at least 1", "true or false", "text", "a list of whole numbers", "a mapping",
 )  # fmt: skip
@@ -53,7 +56,7 @@ ELSEWHERE = {
 
 
 def engine_apart_can_do_it(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
-    """Number types, adapters, and keys that are the native engine's business."""
+    """Number types, adapters, temperatures, and keys that are the native engine's business."""
     engine = recipe.engine
     if not isinstance(engine, ApartEngineSection):
         return
@@ -70,6 +73,9 @@ def engine_apart_can_do_it(recipe: Recipe, scene: CheckContext) -> Iterator[Prob
         reason = f"has no effect on {engine.kind}: drafts that change no answer are the native engine's"
         yield Problem(field="engine.speculate", reason=reason, fix="leave it out")
     if isinstance(engine, VllmEngineSection):
+        if engine.temperature > HOTTEST:
+            reason = f"vLLM samples at temperatures up to {HOTTEST:g}, and this is {engine.temperature:g}"
+            yield Problem(field="engine.temperature", reason=reason, fix=f"use {HOTTEST:g} or less, or {fix}")
         if adapter is not None and adapter.rank > HIGHEST:
             reason = f"vLLM has no room for adapters of rank {adapter.rank}; {HIGHEST} is the highest"
             yield Problem(field="model.adapter.rank", reason=reason, fix=f"use {HIGHEST} or less, or {fix}")
