@@ -66,6 +66,13 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def give_back_gpu() -> None:
+    """Gives other processes on a GPU what torch keeps there and nothing lies in, such as what this one has offloaded:
+    they cannot take it otherwise."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
 def peak_gb() -> float:
     """Most memory used so far, in units of 2^30 bytes: of the GPU where there is one, else of this process."""
     if torch.cuda.is_available():

@@ -24,6 +24,7 @@ from stretto.engines.vllm.published import base_sizes
 from stretto.engines.vllm.start_probe import refuse_other_results
 from stretto.errors import RecipeError
 from stretto.models.load import Policy
+from stretto.models.memory import give_back_gpu
 from stretto.recipe.schema import VllmEngineSection
 from stretto.workers.worker_spec import WorkerSpec
 
@@ -148,8 +149,9 @@ def share_of(needed: int, *, free: int, total: int) -> float:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that nobody uses."""
+    """Bytes that nobody uses, once this process has given back what it need not keep."""
     if device.type == "cuda":
+        give_back_gpu()
         return int(torch.cuda.mem_get_info(device)[0])
     return host_memory.free()
 

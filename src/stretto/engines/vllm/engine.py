@@ -33,6 +33,7 @@ from stretto.engines.vllm.published import (
 from stretto.engines.vllm.tensor_file import read_ranks, write_bucket
 from stretto.errors import EngineError, RecipeError
 from stretto.models.load import Policy
+from stretto.models.memory import give_back_gpu
 from stretto.weights.carrier import buckets
 from stretto.weights.publish import refusal
 
@@ -145,6 +146,7 @@ class VllmEngine(ApartEngine):
     def wake(self) -> None:
         """Takes it again; weights that did not come back are seen before anything is generated."""
         if self.slept:
+            give_back_gpu()
             self._surviving(lambda: self._call("wake", self.patience.publish))
             self.slept, self.unproved = False, True
 
