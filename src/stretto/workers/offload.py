@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from stretto.engines.apart import ApartEngine
 from stretto.engines.base import Engine
 from stretto.errors import TrainingError
 from stretto.models.load import Policy
@@ -167,9 +168,13 @@ class EngineCaches:
 
 
 def release_caches(engine: Engine) -> None:
-    """Lets an engine give back what it holds between rounds; it takes it anew as it needs it."""
-    engine.sleep(keep=True)
-    engine.wake()
+    """Lets an engine give back what it holds between rounds; it takes it anew as it needs it.
+
+    One of another process would take all of it back at once: its memory comes and goes with the phases of the plan.
+    """
+    if not isinstance(engine, ApartEngine):
+        engine.sleep(keep=True)
+        engine.wake()
 
 
 class Offloader:

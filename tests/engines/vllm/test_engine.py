@@ -26,6 +26,7 @@ from stretto.models.lora import add_adapter
 from stretto.recipe.schema import Adapter, VllmEngineSection
 from stretto.types import Weights
 from stretto.workers import vllm as workers
+from stretto.workers.offload import release_caches
 from stretto.workers.vllm import asked_share, refuse_layers, share_of
 from tiny import scratch_policy
 
@@ -216,6 +217,16 @@ def test_a_family_that_vllm_stores_under_other_names_is_the_recipes_problem():
     engine = engine_of(FakeHost(renamed))
     with pytest.raises(RecipeError, match=r"engine.kind: .*under other names, and has no .*up_proj(?s:.*)kind: native"):
         engine.checksums(())
+
+
+@pytest.mark.parametrize("slept", [False, True])
+def test_a_trainer_that_lacks_memory_neither_wakes_it_nor_lets_it_sleep_for_a_moment(slept):
+    engine = engine_of(host := FakeHost())
+    if slept:
+        engine.sleep(keep=True)
+    before = list(host.called)
+    release_caches(engine)
+    assert host.called == before and engine.slept == slept
 
 
 @pytest.mark.parametrize("then", ["generate", "publish"])
