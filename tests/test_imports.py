@@ -127,6 +127,7 @@ FILES = {
     # It runs in the engine's own Python, which has nothing of the project.
     "engines.vllm.host": set(),
     "engines.vllm.engine_args": set(),
+    "engines.vllm.rank_failures": set(),
     "engines.vllm.tensor_file": set(),
     # A taskset has both the prompts and the environment that plays them.
     "tasks.verifiers": BASE | {"sandbox", "environments.verifiers.tasksets"},

@@ -1,5 +1,6 @@
 """vLLM itself, on a CPU: runs with it, and faults on the way to it. Needs `.venv-vllm`, which `make engine` builds."""
 
+import json
 import os
 import signal
 import subprocess
@@ -28,7 +29,7 @@ from stretto.engines.vllm.engine import VllmEngine, VllmSettings
 from stretto.engines.vllm.process import PROGRAM, EngineProcess
 from stretto.engines.vllm.start_probe import refuse_other_results
 from stretto.engines.vllm.tensor_file import read_bucket
-from stretto.errors import WeightsError
+from stretto.errors import RecipeError, WeightsError
 from stretto.models.lora import add_adapter
 from stretto.models.quantised import quantise
 from stretto.recipe.schema import Adapter
@@ -192,26 +193,29 @@ def mixture(adapter):
         return replace(policy, adapted=add_adapter(policy.network, adapter, seed=0))
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(Adapter(rank=4, alpha=12.0), 2), (None, 1)],
-    ids=["adapter on few bits, two ranks", "full"],
-)
-def engine(request, tmp_path_factory):
+ADAPTER = Adapter(rank=4, alpha=12.0)
+
+
+def started(folder, adapter, ranks, **arguments):
     """vLLM with a tiny model, in float32 so that log-probabilities can be compared closely."""
-    adapter, ranks = request.param
-    policy = mixture(adapter)
-    found = VllmEngine(
-        policy,
-        partial(Spoiled, tmp_path_factory.mktemp("log") / "engine.log"),
+    return VllmEngine(
+        mixture(adapter),
+        partial(Spoiled, folder / "engine.log"),
         name="vLLM",
         settings=VllmSettings(
             versions=("0.32",), dtype="float32", context=256, cache_bytes=1 << 28,
-            rank=None if adapter is None else 4, device="cpu", devices=ranks, arguments={"max_num_seqs": 16},
+            rank=None if adapter is None else 4, device="cpu", devices=ranks, arguments=arguments,
         ),
         deadlines=EngineDeadlines(start=300, generate=60, publish=60, first=300),
     )  # fmt: skip
-    found.checksums(dict(policy.network.named_parameters()))
+
+
+@pytest.fixture(scope="module", params=[(ADAPTER, 2), (None, 1)], ids=["adapter on few bits, two ranks", "full"])
+def engine(request, tmp_path_factory):
+    """One that many tests ask."""
+    adapter, ranks = request.param
+    found = started(tmp_path_factory.mktemp("log"), adapter, ranks, max_num_seqs=16)
+    found.checksums(dict(found.policy.network.named_parameters()))
     refuse_other_results(found)
     yield found
     shared = shared_by(found.process.process.process.pid)
@@ -381,6 +385,24 @@ def test_a_fault_on_the_way_is_caught_in_the_same_publish_however_small_the_upda
         publish(engine, 11)
     engine.process.spoil = lambda what, arguments: None
     publish(engine, 12)
+
+
+def test_what_one_of_two_ranks_refuses_is_told_by_the_key_and_in_its_words(tmp_path):
+    with pytest.raises(RecipeError, match="vLLM cannot serve this: Unquantized MoE backend TRITON"):
+        started(tmp_path, ADAPTER, 2, kernel_config={"moe_backend": "triton"})
+
+
+def test_an_adapter_that_two_ranks_refuse_is_told_by_the_key_and_in_their_words(tmp_path):
+    def widen(what, arguments):
+        if what == "adapter":
+            path = Path(arguments["folder"]) / "adapter_config.json"
+            path.write_text(json.dumps({**json.loads(path.read_text()), "r": 64}))
+
+    engine = started(tmp_path, ADAPTER, 2)
+    engine.process.spoil = widen
+    with pytest.raises(RecipeError, match=r"model\.adapter\.targets: vLLM cannot load this adapter: LoRA rank 64"):
+        publish(engine, 1)
+    engine.close()
 
 
 def test_weights_that_a_sleep_dropped_are_caught_before_anything_is_generated(engine):

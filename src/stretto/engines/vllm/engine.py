@@ -170,7 +170,7 @@ class VllmEngine(ApartEngine):
         try:
             self.process = self.start()
             chosen = {"share": self.share(), "targets": adapted_names(self.policy), **asdict(self.settings)}
-            told = self._call("start", seconds, model=str(model), sockets=str(self.room), **chosen)
+            told = self._call("start", seconds, model=str(model), folder=str(self.room), **chosen)
         finally:
             shutil.rmtree(model, ignore_errors=True)
         self.kv_tokens = told["cache_tokens"]

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from engine_args import (  # type: ignore[import-not-found]  # beside this file
     refusal,
     words_of,
 )
+from rank_failures import FOLDER, REFUSALS, read_failure  # type: ignore[import-not-found]
 
 QUESTIONS = (
     "start", "submit", "step", "abort", "version", "adapter", "begin", "load", "finish", "read", "sleep", "wake",
@@ -64,13 +66,17 @@ class EngineHost:
     def __init__(self) -> None:
         self.engine: Any = None
         self.lora: Any = None
-        self.name, self.count, self.several = "", 0, False
+        self.name, self.count, self.several, self.folder = "", 0, False, Path()
         self.answers: dict[str, RunningRequest] = {}
 
-    def start(self, *, model: str, versions: Sequence[str], sockets: str, **settings: Any) -> dict[str, Any]:
-        """Loads vLLM and the model. `sockets` is a folder for those between ranks, which vLLM leaves behind."""
-        if len(os.fsencode(sockets)) <= ROOM:
-            os.environ["VLLM_RPC_BASE_PATH"] = sockets
+    def start(self, *, model: str, versions: Sequence[str], folder: str, **settings: Any) -> dict[str, Any]:
+        """Loads vLLM and the model. What passes between ranks is in `folder`, such as sockets, which vLLM leaves
+        behind."""
+        self.folder, self.several = Path(folder), settings["devices"] > 1
+        os.environ[FOLDER] = folder
+        read_failure(self.folder)  # of a process that was here before
+        if len(os.fsencode(folder)) <= ROOM:
+            os.environ["VLLM_RPC_BASE_PATH"] = folder
         import vllm
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -81,10 +87,12 @@ class EngineHost:
         try:
             arguments = EngineArgs(model=model, **engine_args(**settings))
             self.engine = LLMEngine.from_engine_args(arguments)
-        except (ValueError, TypeError, NotImplementedError, torch.OutOfMemoryError) as error:
+        except Exception as error:
+            why = self._cause(error)
+            if not isinstance(why, REFUSALS):
+                raise
             traceback.print_exc()
-            raise refusal(error, settings["arguments"], short=isinstance(error, torch.OutOfMemoryError)) from error
-        self.several = settings["devices"] > 1
+            raise refusal(why, settings["arguments"], short=isinstance(why, torch.OutOfMemoryError)) from error
         cache = self.engine.vllm_config.cache_config
         return {"cache_tokens": cache.num_gpu_blocks * cache.block_size, "vllm": vllm.__version__}
 
@@ -156,8 +164,11 @@ class EngineHost:
         found = LoRARequest(lora_name=name, lora_int_id=number, lora_path=folder)
         try:
             loaded = self.engine.add_lora(found)
-        except ValueError as error:  # such as a layer for which vLLM has no adapter
-            reason = f"vLLM cannot load this adapter: {words_of(error)}"
+        except Exception as error:
+            why = self._cause(error)
+            if not isinstance(why, ValueError):  # such as a layer for which vLLM has no adapter
+                raise
+            reason = f"vLLM cannot load this adapter: {words_of(why)}"
             raise Refused("model.adapter.targets", reason, NATIVE) from error
         if not loaded:
             raise RuntimeError(f"vLLM did not load the adapter {name}")
@@ -207,6 +218,10 @@ class EngineHost:
         while self.several and not self.engine.model_executor.is_failed and time.monotonic() < end:
             time.sleep(0.05)
         return self.several and bool(self.engine.model_executor.is_failed)
+
+    def _cause(self, error: Exception) -> Exception:
+        """What a failure comes from: what a rank has refused, if there are several."""
+        return (read_failure(self.folder) if self.several else None) or error
 
     def _told(self, method: str, *arguments: Any) -> list[Any]:
         """What each rank says."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import rank_failures  # type: ignore[import-not-found]  # beside this file
 import tensor_file  # type: ignore[import-not-found]  # beside this file
 import torch
 from vllm.config import set_current_vllm_config
@@ -20,6 +21,8 @@ from vllm.model_executor.layers.fused_moe.oracle.unquantized import convert_to_u
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.platforms import current_platform
+
+rank_failures.write_failures()
 
 if current_platform.is_cpu():
     # Where there is an adapter vLLM takes a kernel for experts that has room for one, which is not for CPUs. Adapters
