@@ -87,6 +87,15 @@ def test_one_that_hangs_is_ended_at_its_deadline_and_shows_its_last_lines(proces
     assert process.process.poll() is not None
 
 
+def test_one_that_takes_nothing_in_is_ended_and_no_deadline_is_told_to_be_raised(tmp_path, monkeypatch):
+    monkeypatch.setattr("stretto.engines.vllm.process.SEND", 1)
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    process = EngineProcess(command, name="the engine", log=tmp_path / "engine.log")
+    with pytest.raises(DeadlineError, match=r"(?s)submit was not taken in for 1 s(?!.*deadlines\.)"):
+        process.call("submit", 600, requests="x" * 10_000_000)
+    assert process.process.poll() is not None
+
+
 def test_one_that_dies_says_how_and_shows_its_last_lines(process):
     with pytest.raises(EngineDiedError, match=r"(?s)its process was ended by SIGKILL.*\| out of memory"):
         process.call("die", 30)

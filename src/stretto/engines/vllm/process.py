@@ -94,19 +94,12 @@ class EngineProcess:
 
     def call(self, what: str, seconds: float, /, **arguments: Any) -> dict[str, Any]:
         """The answer to a question, which must come in time."""
-        since = time.monotonic()
         try:
-            self.connection.send_bytes(json.dumps({"call": what, **arguments}).encode())
+            self._send({"call": what, **arguments})
             if not self.connection.poll(min(seconds, LONGEST)):
-                raise BlockingIOError
+                fix = f"look what it waits for, or raise {KEYS.get(what, 'deadlines.publish')}"
+                raise self._late(f"{what} has not answered for {seconds:.0f} s", fix)
             answer: dict[str, Any] = json.loads(self.connection.recv_bytes())
-        except BlockingIOError:
-            self.kill()
-            waited = time.monotonic() - since
-            raise DeadlineError(
-                f"{self.name}: {what} has not answered for {waited:.0f} s; its process was ended\n{self.last_lines()}"
-                f"    fix: look what it waits for, or raise {KEYS.get(what, 'deadlines.publish')}"
-            ) from None
         except (EOFError, OSError) as gone:
             raise EngineDiedError(self.last_words()) from gone
         if refused := answer.get("refused"):
@@ -116,6 +109,19 @@ class EngineProcess:
             fix = "lower engine.memory_share, or " if short else ""
             raise EngineError(f"{self.name}: {what} failed: {failed}\n    fix: {fix}see {self.log}")
         return answer
+
+    def _send(self, question: Mapping[str, Any]) -> None:
+        """A question, which must be taken in soon, however long its answer may take."""
+        try:
+            self.connection.send_bytes(json.dumps(question).encode())
+        except BlockingIOError:
+            told = f"{question['call']} was not taken in for {SEND} s"
+            raise self._late(told, "look there why it reads nothing; no deadline of the recipe changes this") from None
+
+    def _late(self, told: str, fix: str) -> DeadlineError:
+        """What to say of a process that is ended because something took too long."""
+        self.kill()
+        return DeadlineError(f"{self.name}: {told}; its process was ended\n{self.last_lines()}    fix: {fix}")
 
     def last_words(self) -> str:
         """How the process has ended, with the end of its log."""
