@@ -94,6 +94,16 @@ def logs_of(spec: WorkerSpec) -> Path:
     return spec.logs if spec.logs is not None and spec.logs.is_dir() else Path(tempfile.gettempdir())
 
 
+def log_of(spec: WorkerSpec) -> Path:
+    """Where what it says is kept: in that folder, or else in a file that is no other run's."""
+    name, folder = f"engine-{spec.device.replace('/', '-').replace(':', '-')}", logs_of(spec)
+    if folder == spec.logs:
+        return folder / f"{name}.log"
+    handle, path = tempfile.mkstemp(prefix=f"{name}-", suffix=".log", dir=folder)
+    os.close(handle)
+    return Path(path)
+
+
 def settings_of(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) -> VllmSettings:
     """What vLLM is started with; a RecipeError if its cache is too small, or larger than what is free beside its own
     weights."""
@@ -175,7 +185,7 @@ def starter(python: Path, spec: WorkerSpec) -> Callable[[], EngineTransport]:
         EngineProcess,
         [str(python), "-u", str(PROGRAM)],
         name=f"vLLM on {named(spec)}",
-        log=logs_of(spec) / f"engine-{spec.device.replace('/', '-').replace(':', '-')}.log",
+        log=log_of(spec),
         environment=environment,
     )
 

@@ -434,3 +434,12 @@ def test_the_context_is_what_whole_blocks_of_the_cache_hold_but_for_the_one_that
     with pytest.raises(RecipeError, match=r"holds 900 tokens, too few .*of 300(?s:.*)at least 0\.0011"):
         found(900)
     assert found(1100).context == 768
+
+
+def test_a_host_without_the_run_folder_has_a_log_for_each_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    spec = SimpleNamespace(device="localhost/cpu:0", logs=tmp_path / "elsewhere")
+    first, second = workers.log_of(spec), workers.log_of(spec)
+    assert first != second and first.parent == second.parent == tmp_path
+    spec.logs.mkdir()
+    assert workers.log_of(spec) == spec.logs / "engine-localhost-cpu-0.log"

@@ -137,6 +137,12 @@ def test_a_program_that_is_none_is_a_wrong_recipe(tmp_path):
         EngineProcess([str(tmp_path / "none")], name="the engine", log=tmp_path / "engine.log")
 
 
+def test_a_log_that_cannot_be_written_is_told_as_a_wrong_folder(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RecipeError, match=r"run\.folder: the engine's log .* cannot be written: File exists"):
+        EngineProcess([sys.executable, "-c", ""], name="the engine", log=tmp_path / "file" / "engine.log")
+
+
 def test_variables_of_the_engine_itself_are_kept():
     assert cleaned({"VLLM_LOGGING_LEVEL": "DEBUG", "WORLD_SIZE": "8", "HOME": "/"}) == {
         "VLLM_LOGGING_LEVEL": "DEBUG", "HOME": "/"

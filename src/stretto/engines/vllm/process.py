@@ -20,7 +20,7 @@ from contextlib import suppress
 from datetime import datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from stretto.errors import DeadlineError, EngineDiedError, EngineError, RecipeError
 
@@ -68,11 +68,10 @@ class EngineProcess:
     ) -> None:
         """`command` is given the number of its end of the socket, and of its parent. `name` is what messages call it,
         `environment` what is set for it besides."""
-        self.name, self.log = name, log
+        self.name, self.log, said = name, log, opened(log)
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND, 0))
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with theirs, log.open("ab") as said:
+        with theirs, said:
             said.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} {' '.join(command)}\n".encode())
             said.flush()
             try:
@@ -167,6 +166,16 @@ class EngineProcess:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(ENDING)
         self.kill()
+
+
+def opened(log: Path) -> BinaryIO:
+    """A log, to whose end is written."""
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return log.open("ab")
+    except OSError as error:
+        reason = f"the engine's log {log} cannot be written: {error.strerror or error}"
+        raise RecipeError.of("run.folder", reason, "name a folder that you may write to") from None
 
 
 class GroupMember(NamedTuple):
