@@ -387,6 +387,24 @@ def test_a_fault_on_the_way_is_caught_in_the_same_publish_however_small_the_upda
     publish(engine, 12)
 
 
+WIDE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from host_tensors import ROWS, product
+layer = torch.nn.Linear(2 * ROWS + 5, 7, bias=False)
+layer.quant_method = torch.nn.Module()
+layer.quant_method.apply = lambda layer, rows, bias: layer(rows)
+with torch.no_grad():
+    assert torch.equal(product(layer, layer.in_features), layer.weight)
+"""
+
+
+def test_a_matrix_that_is_wider_than_what_is_multiplied_at_once_is_read_back_whole():
+    done = subprocess.run([PYTHON, "-c", WIDE, str(PROGRAM.parent)], capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+
+
 def test_what_one_of_two_ranks_refuses_is_told_by_the_key_and_in_its_words(tmp_path):
     with pytest.raises(RecipeError, match="vLLM cannot serve this: Unquantized MoE backend TRITON"):
         started(tmp_path, ADAPTER, 2, kernel_config={"moe_backend": "triton"})

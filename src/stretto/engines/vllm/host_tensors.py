@@ -35,6 +35,9 @@ BASE = 128
 DIGITS = 5
 """Enough of them for any matrix."""
 
+ROWS = 1024
+"""Rows of the identity that are multiplied with at once: all of a head's would take as much memory as the head."""
+
 
 class TensorRpc:
     """What each rank does with its own tensors; mixed into vLLM's worker."""
@@ -141,10 +144,15 @@ class TensorRpc:
 
 def product(layer: Any, inputs: int) -> torch.Tensor:
     """The matrix that a layer multiplies with, by what it makes of the identity: each number times one, plus zeros."""
-    like = next(layer.parameters())
-    one = torch.eye(inputs, dtype=layer.params_dtype if hasattr(layer, "params_dtype") else like.dtype)
-    made: torch.Tensor = layer.quant_method.apply(layer, one.to(like.device), None)
-    return made.t().contiguous()
+    like, made = next(layer.parameters()), torch.empty(0)
+    dtype = layer.params_dtype if hasattr(layer, "params_dtype") else like.dtype
+    for start in range(0, inputs, ROWS):
+        one = torch.zeros(min(ROWS, inputs - start), inputs, dtype=dtype, device=like.device)
+        one.diagonal(start).fill_(1)
+        part = layer.quant_method.apply(layer, one, None)
+        made = made if start else part.new_empty(part.shape[1], inputs)
+        made[:, start : start + len(one)] = part.t()
+    return made
 
 
 def of_latents(layer: Any) -> torch.Tensor:
