@@ -2,6 +2,7 @@
 
 import gc
 import os
+import threading
 import time
 
 import numpy as np
@@ -215,6 +216,18 @@ def test_a_server_that_was_started_again_gets_the_adapter_again_and_one_that_is_
     with pytest.raises(DeadlineError, match=r"did not come back for 1 s\n    fix: .*deadlines\.start") as caught:
         engine.holds()
     assert caught.value.exit_code == 3
+
+
+def test_an_adapter_that_the_server_has_loaded_too_late_does_not_stay_there(server, made):
+    engine, late = made(), threading.Event()
+    server.takes = lambda name, tensors: late.wait(20) and tensors
+    with pytest.raises(DeadlineError, match="adapter has not answered"):
+        engine.process.call("adapter", 0.2, name="policy-v1", folder=str(engine.room / engine.called))
+    late.set()
+    while "policy-v1" not in server.adapters:
+        time.sleep(0.01)
+    engine.close()
+    assert server.adapters == {}
 
 
 # Proof ----------------------------------------------------------------------------------------------------------------

@@ -71,8 +71,8 @@ class ServerTransport:
     def __init__(self, api: ServerApi) -> None:
         self.api, self.http = api, api.http
         self.model = ""
-        # The adapter that requests are for, and where the server has read it.
-        self.name, self.folder = "", ""
+        # The adapter that requests are for, where the server has read it, and the one that it was told to load last.
+        self.name, self.folder, self.sent = "", "", ""
         self.answers: dict[int, ServedAnswer] = {}
         self.failed: EngineError | None = None
         self.news = threading.Condition()
@@ -220,6 +220,7 @@ class ServerTransport:
 
     def adapter(self, patience: float, /, *, name: str, folder: str) -> dict[str, Any]:
         """Loads an adapter under a name that the server never had; the one before is forgotten."""
+        self.sent = name
         told = self.http.ask(self.api.load, {"lora_name": name, "lora_path": folder}, seconds=patience)
         if told.status != 200:
             raise self.api.not_loaded(told, folder)
@@ -248,14 +249,16 @@ class ServerTransport:
         return self.api.scored(told.told, tokens)._asdict()
 
     def close(self) -> None:
-        """Calls off what is under way, and leaves the server without an adapter of ours."""
+        """Calls off what is under way, and leaves the server without an adapter of ours, even if it was too late to
+        say that it has one."""
         with self.news:
             for answer in self.answers.values():
                 _hang_up(answer)
             self.answers.clear()
         for _ in range(self.readers):
             self.waiting.put(None)
-        self._unload(self.name)
+        for name in {self.name, self.sent}:
+            self._unload(name)
 
     def _unload(self, name: str) -> None:
         """Lets the server forget an adapter; where that fails, nobody asks for it any more all the same."""
