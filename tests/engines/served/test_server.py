@@ -2,6 +2,7 @@
 
 import gc
 import os
+import socket
 import threading
 import time
 
@@ -18,7 +19,7 @@ from stretto.engines.served.http_calls import HttpReply
 from stretto.engines.served.sglang_api import SglangApi
 from stretto.engines.served.transport import ServerTransport
 from stretto.engines.served.vllm_api import VllmApi
-from stretto.errors import DeadlineError, EngineError, RecipeError, WeightsError
+from stretto.errors import DeadlineError, EngineDiedError, EngineError, RecipeError, WeightsError
 from stretto.recipe.schema import Adapter
 from stretto.types import Weights
 from tiny import scratch_policy
@@ -339,6 +340,20 @@ def test_a_server_that_is_not_there_is_told_and_a_key_of_the_environment_is_sent
     field, why, do = refused(api_of(server).facts)
     assert field == "engine.url" and "no server answers at http://127.0.0.1:" in why and "refused" in why
     assert api_of(server).start in do
+
+
+def test_a_server_that_takes_no_connection_is_one_that_is_not_there():
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        place = full.getsockname()
+        waiting = [socket.socket() for _ in range(4)]
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(place)
+        transport = ServerTransport(VllmApi(f"http://127.0.0.1:{place[1]}", versions=VERSIONS))
+        with pytest.raises(EngineDiedError, match="does not answer: it takes no connection"):
+            transport.call("version", 0.2)
+        for each in waiting:
+            each.close()
 
 
 ROOM = "LoRA adapter policy-v1 with rank 4 is incompatible with the current LoRA memory pool configuration."

@@ -67,9 +67,12 @@ class HttpCalls:
             return read_reply(response.status, response.read().decode(errors="replace"))
 
     def opened(self, seconds: float | None) -> HTTPConnection:
-        """A connection, over which each wait may take so long."""
-        connection: HTTPConnection = self.kind(self.place, timeout=LOOK if seconds is None else seconds)
-        connection.connect()
+        """A connection, over which each wait may take so long. A server that takes none is one that is not there."""
+        connection: HTTPConnection = self.kind(self.place, timeout=LOOK if seconds is None else min(LOOK, seconds))
+        try:
+            connection.connect()
+        except TimeoutError as late:
+            raise ConnectionError("it takes no connection") from late
         connection.sock.settimeout(seconds)
         return connection
 
