@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -48,15 +49,28 @@ os.kill(os.getpid(), 9)
 
 HOST = """
 import os, subprocess, sys, time
+from types import SimpleNamespace
 sys.path.insert(0, FOLDER)
 import host
-def die(self):
-    BEGINS
-    os.kill(os.getpid(), 9)
-host.EngineHost.version = die
+def version(self):
+    DOES
+host.EngineHost.version = version
 host.main()
 """
+ENDS = """
+    said = SimpleNamespace(token_ids=[], logprobs=None, finish_reason="REASON")
+    output = SimpleNamespace(request_id="a", finished=True, outputs=[said])
+    self.engine = SimpleNamespace(step=lambda: [output])
+    self.answers["a"] = host.RunningRequest(key=1, version="policy-v1")
+    return self.step(seconds=9)
+"""
 CHILDREN = {"forked": "os.fork() or time.sleep(600)", "spawned": "subprocess.Popen(['sleep', '600'], close_fds=False)"}
+
+
+def host(folder, does):
+    """The program itself, asked for its version, in which it does what a test wants."""
+    program = HOST.replace("FOLDER", repr(str(PROGRAM_OF_VLLM.parent))).replace("DOES", does)
+    return EngineProcess([sys.executable, "-c", program], name="the engine", log=folder / "engine.log")
 
 
 @pytest.fixture
@@ -105,10 +119,19 @@ def test_one_that_dies_says_how_and_shows_its_last_lines(process):
 
 @pytest.mark.parametrize("begins", CHILDREN.values(), ids=CHILDREN)
 def test_the_death_of_the_host_is_seen_while_its_ranks_live(tmp_path, begins):
-    program = HOST.replace("FOLDER", repr(str(PROGRAM_OF_VLLM.parent))).replace("BEGINS", begins)
-    process = EngineProcess([sys.executable, "-c", program], name="the engine", log=tmp_path / "engine.log")
+    process = host(tmp_path, f"{begins}\n    os.kill(os.getpid(), 9)")
     with pytest.raises(EngineDiedError, match="SIGKILL"):
         process.call("version", 60)
+
+
+@pytest.mark.parametrize("reason", ["length", "error"])
+def test_an_answer_that_vllm_has_not_finished_is_a_failure(tmp_path, reason):
+    process = host(tmp_path, ENDS.strip().replace("REASON", reason))
+    told = pytest.raises(EngineError, match=r"vLLM has ended an answer \(error\)")
+    with told if reason == "error" else nullcontext():
+        (row,) = process.call("version", 60)["done"]
+        assert row["stop"] == "length"
+    process.close()
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="where shared memory cannot be seen")

@@ -135,7 +135,9 @@ class EngineHost:
                 answer.tokens += more
                 answer.logprobs += logprobs
                 if output.finished:
-                    answer.stop = "stop" if said.finish_reason == "stop" else "length"
+                    if said.finish_reason not in ("stop", "length"):  # such as an error of a part of vLLM
+                        raise RuntimeError(f"vLLM has ended an answer ({said.finish_reason})")
+                    answer.stop = said.finish_reason
                     done.append(vars(self.answers.pop(output.request_id)))
                 elif answer.watched and more:
                     told = {"key": answer.key, "version": answer.version}
