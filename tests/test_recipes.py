@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from stretto import hub
 from stretto.api.recipes import PROBES
 from stretto.checks.recipe import examine
 from stretto.errors import Problem
 from stretto.models import source as locate
-from stretto.tasks import hf
 
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "recipes"
@@ -34,12 +34,12 @@ def problems(path, changes=()):
 def online(tmp_path, monkeypatch):
     """A machine that may ask the hub, which does not answer."""
 
-    def no_answer(name, field):
-        raise hf._Unreachable(Problem(field=field, reason="the hub cannot be reached", fix="connect this machine"))
+    def no_answer(what, name, *, field, instead):
+        raise hub.HubUnreachable(Problem(field=field, reason="the hub cannot be reached", fix="connect this machine"))
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(locate, "offline", lambda: False)
-    monkeypatch.setattr(hf, "_ask_hub", no_answer)
+    monkeypatch.setattr(hub, "ask", no_answer)
 
 
 def test_there_are_recipes():
