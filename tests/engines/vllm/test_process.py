@@ -124,6 +124,13 @@ def test_the_death_of_the_host_is_seen_while_its_ranks_live(tmp_path, begins):
         process.call("version", 60)
 
 
+def test_a_start_on_several_devices_that_fails_says_why(tmp_path):
+    process = host(tmp_path, "self.several = True\n    raise RuntimeError('no such link')")
+    with pytest.raises(EngineError, match="version failed: RuntimeError: no such link"):
+        process.call("version", 60)
+    process.close()
+
+
 @pytest.mark.parametrize("reason", ["length", "error"])
 def test_an_answer_that_vllm_has_not_finished_is_a_failure(tmp_path, reason):
     process = host(tmp_path, ENDS.strip().replace("REASON", reason))

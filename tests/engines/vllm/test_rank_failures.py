@@ -22,6 +22,12 @@ def fail(log, error):
         log.exception("WorkerProc hit an exception.")
 
 
+def test_a_refusal_that_cannot_be_written_down_harms_nobody(log, tmp_path):
+    log.handlers[0].folder = tmp_path / "gone"
+    fail(log, ValueError("nowhere"))
+    assert read_failure(tmp_path) is None
+
+
 def test_the_last_refusal_is_read_once_in_its_words(log, tmp_path):
     for error in (ValueError("first"), NotImplementedError("no kernel here"), RuntimeError("connection closed")):
         fail(log, error)

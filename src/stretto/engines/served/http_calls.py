@@ -68,7 +68,10 @@ class HttpCalls:
 
     def opened(self, seconds: float | None) -> HTTPConnection:
         """A connection, over which each wait may take so long. A server that takes none is one that is not there."""
-        connection: HTTPConnection = self.kind(self.place, timeout=LOOK if seconds is None else min(LOOK, seconds))
+        wait = LOOK if seconds is None else seconds
+        if self.kind is HTTPConnection:  # over TLS hands are shaken besides, which a busy server does late
+            wait = min(LOOK, wait)
+        connection: HTTPConnection = self.kind(self.place, timeout=wait)
         try:
             connection.connect()
         except TimeoutError as late:

@@ -38,7 +38,7 @@ NOTICES = 2.0
 """Seconds after a failure until which the death of a rank is known: others say at once that they miss it."""
 
 
-ROOM = 107 - len(f"/{uuid.uuid4()}")
+ROOM = (103 if sys.platform == "darwin" else 107) - len(f"/{uuid.uuid4()}")
 """Characters of a folder for sockets: the system's longest name of one, without what vLLM calls it."""
 
 
@@ -215,11 +215,13 @@ class EngineHost:
         return {}
 
     def has_lost_a_rank(self) -> bool:
-        """Whether a failure is that of a process of one of several ranks, which has died."""
+        """Whether a failure is that of a process of one of several ranks, which has died since all were there."""
+        if not self.several or self.engine is None:
+            return False
         end = time.monotonic() + NOTICES
-        while self.several and not self.engine.model_executor.is_failed and time.monotonic() < end:
+        while not self.engine.model_executor.is_failed and time.monotonic() < end:
             time.sleep(0.05)
-        return self.several and bool(self.engine.model_executor.is_failed)
+        return bool(self.engine.model_executor.is_failed)
 
     def _cause(self, error: Exception) -> Exception:
         """What a failure comes from: what a rank has refused, if there are several."""

@@ -144,13 +144,16 @@ class EngineProcess:
         """Ends the process and its children, whatever they do; one that removes what they share comes last."""
         if not self.ended:  # once: the number of its group may be another's later
             self.ended, group = True, self.process.pid
-            with suppress(ProcessLookupError, PermissionError):
+            gone = (ProcessLookupError, PermissionError)  # which of them, differs between systems
+            with suppress(*gone):
                 os.killpg(group, signal.SIGTERM)  # which the tracker does not heed
-                self._wait_for_all(LEAVING)
-                for each in members(group):
+            self._wait_for_all(LEAVING)
+            for each in members(group):
+                with suppress(*gone):
                     if TRACKER not in each.command:
                         os.kill(each.number, signal.SIGKILL)
-                self._wait_for_all(TRACKING)
+            self._wait_for_all(TRACKING)
+            with suppress(*gone):
                 os.killpg(group, signal.SIGKILL)
             self.process.wait()
 

@@ -38,8 +38,11 @@ class FailureFile(logging.Handler):
         kind = next((number for number, each in enumerate(REFUSALS) if isinstance(error, each)), None)
         if kind is not None:
             part = self.folder / f"{FAILED}-{os.getpid()}"
-            part.write_text(json.dumps([kind, str(error)]), "utf-8")
-            part.rename(self.folder / FAILED)  # whole, whoever else writes it
+            try:
+                part.write_text(json.dumps([kind, str(error)]), "utf-8")
+                part.rename(self.folder / FAILED)  # whole, whoever else writes it
+            except OSError:  # such as a full folder: then the host hears only that one has failed
+                self.handleError(record)
 
 
 def write_failures() -> None:
