@@ -28,7 +28,8 @@ def recipe(tmp_path_factory):
 
 
 class Deadly(RayLauncher):
-    """Starts workers of which one device's are killed, one after the other: each at its second call of a kind."""
+    """Starts workers of which one device's are killed, one after the other: each at its second call of a kind, and at
+    its first of score, of which one that was late to come back may get no other."""
 
     def __init__(self, device, *calls):
         super().__init__(DEVICES, seconds=60)
@@ -39,7 +40,10 @@ class Deadly(RayLauncher):
         if spec.device != self.device:
             return member
         self.starts += 1
-        return Dying(member, self.calls[self.starts - 1], 2) if self.starts <= len(self.calls) else member
+        if self.starts > len(self.calls):
+            return member
+        call = self.calls[self.starts - 1]
+        return Dying(member, call, 1 if call == "score" else 2)
 
 
 @pytest.mark.parametrize(
