@@ -300,18 +300,6 @@ def test_a_heavy_library_is_imported_in_its_own_place_only():
     assert [pair for pair in astray if not pair[1].startswith(peers)] == []
 
 
-def test_files_and_functions_stay_short():
-    assert {name: n for name, path in MODULES.items() if (n := path.read_text("utf-8").count("\n")) > 350} == {}
-    functions = (
-        (module, node)
-        for module in MODULES
-        for node in ast.walk(parse(module))
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    )
-    long = {(module, node.name): size for module, node in functions if (size := node.end_lineno - node.lineno + 1) > 60}
-    assert long == {}
-
-
 def test_no_two_classes_have_one_name():
     places = {}
     for module in MODULES:
