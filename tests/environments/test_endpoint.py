@@ -8,6 +8,7 @@ import os
 import random
 import string
 import sys
+import zlib
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -403,6 +404,124 @@ def test_who_hangs_up_leaves_nothing_to_train_and_nothing_in_the_terminal(monkey
     asyncio.run(served(talk, agent))
     assert talk.trained() == ["1<|end|>"]
     assert capfd.readouterr().err == ""
+
+
+HALF = {
+    "nothing": b"",
+    "half a line": b"GET /v1/mod",
+    "headers without an end": b"GET / HTTP/1.1\r\nX: ",
+    "a wrong key, and half a body": b"POST /v1/models HTTP/1.1\r\nX-API-Key: no\r\nContent-Length: 99\r\n\r\n[",
+}
+
+
+async def connected(address, sent):
+    """A connection on which some bytes were sent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(address.url.rpartition(":")[2]))
+    writer.write(sent)
+    await writer.drain()
+    return reader, writer
+
+
+def test_a_connection_without_a_whole_request_is_closed_in_time(monkeypatch):
+    monkeypatch.setattr(endpoint, "READING", 0.3)
+    talk = Talk(Prompt(id="p", messages=()), lambda text: "1")
+
+    async def agent(address):
+        key = f"Authorization: Bearer {address.key}\r\nHost: x\r\n"
+        whole = f"GET /v1/models HTTP/1.1\r\n{key}\r\n".encode()
+        after = [whole, whole + b"GET / HTTP/1.1\r\nX: "]  # a valid key keeps a connection open for one request alone
+        for sent in (*HALF.values(), *after):
+            reader, writer = await connected(address, sent)
+            async with asyncio.timeout(15):
+                await reader.read()  # up to the end
+            writer.close()
+        assert (await post(address, CHAT, GOOD))[0] == 200
+
+    asyncio.run(served(talk, agent))
+
+
+@pytest.mark.parametrize("sent", [b"", HALF["headers without an end"]])
+def test_connections_without_a_key_keep_nobody_out(monkeypatch, sent):
+    monkeypatch.setattr(endpoint, "MOST_UNPROVED", 16)
+    talk = Talk(Prompt(id="p", messages=()), lambda text: "1")
+
+    async def agent(address):
+        held = []
+        for _ in range(60):
+            held.append(await connected(address, sent))
+            if len(held) % 20 == 0:
+                assert (await post(address, CHAT, GOOD))[0] == 200
+        await asyncio.sleep(0.1)
+        assert sum(not reader.at_eof() for reader, _ in held) <= 16
+        for _, writer in held:
+            writer.close()
+
+    asyncio.run(served(talk, agent))
+
+
+def test_a_connection_whose_key_was_valid_outlasts_others_and_slow_answers(monkeypatch):
+    monkeypatch.setattr(endpoint, "MOST_UNPROVED", 16)
+    monkeypatch.setattr(endpoint, "READING", 0.3)
+    talk = Talk(Prompt(id="p", messages=()), lambda text: "1")
+    generate = talk.generate
+
+    async def slow(request):
+        await asyncio.sleep(1)
+        return await generate(request)
+
+    talk.generate = slow
+
+    async def agent(address):
+        asked = asyncio.ensure_future(post(address, CHAT, GOOD))
+        await asyncio.sleep(0.1)
+        held = [await connected(address, b"") for _ in range(40)]
+        assert (await asked)[0] == 200
+        for _, writer in held:
+            writer.close()
+
+    asyncio.run(served(talk, agent))
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_body_that_is_not_encoded_as_it_says_gets_400(encoding, cut):
+    talk = Talk(Prompt(id="p", messages=()), lambda text: "1")
+    packed = zlib.compressobj(wbits=31 if encoding == "gzip" else 15)
+    whole = packed.compress(json.dumps(GOOD).encode()) + packed.flush()
+
+    async def agent(address):
+        headers = {"X-API-Key": address.key, "Content-Encoding": encoding}
+        for body, status in ((whole[: len(whole) // 2] if cut else b"no such thing", 400), (whole, 200)):
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(address.url + CHAT, data=body, headers=headers) as answer,
+            ):
+                assert answer.status == status, await answer.text()
+
+    asyncio.run(served(talk, agent))
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+def test_a_text_that_no_context_could_hold_is_not_tokenized(turns, monkeypatch):
+    read, talk = [], Talk(Prompt(id="p", messages=()), lambda text: "1", context=64)
+    encode = talk.renderer.tokenizer.encode
+    monkeypatch.setattr(
+        talk.renderer.tokenizer, "encode", lambda text, **rest: read.append(len(text)) or encode(text, **rest)
+    )
+
+    async def agent(address):
+        said = [user("1"), {"role": "assistant", "content": "1"}] * (turns // 2)
+        if said:
+            assert (await post(address, CHAT, {"messages": said[:1]}))[0] == 200
+        long = json.dumps({"messages": [*said, user("1" * 1_900_000)]}).encode()
+        status, answer = await post(address, CHAT, io.BytesIO(long))
+        if said:  # a conversation that goes on is cut off, as with fewer words
+            assert (status, answer["choices"][0]["finish_reason"]) == (200, "length")
+        else:
+            assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+
+    asyncio.run(served(talk, agent))
+    assert max(read, default=0) < 100
 
 
 @pytest.mark.parametrize("error", [WorkerLost("cell", "gone"), EngineError("it broke"), WeightsError("not it")])

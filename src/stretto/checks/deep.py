@@ -221,7 +221,7 @@ def prompt_problems(
     scratch = recipe.model.scratch or Scratch() if recipe.model.name == "scratch" else None
     unknown = tokenizer.convert_tokens_to_ids(UNKNOWN) if scratch else None
     # A text of more characters has too many tokens, whatever they are, and is not given to the tokenizer.
-    most = max(0, room) * max(map(len, tokenizer.get_vocab()), default=1)
+    most = renderer.most_characters(room)
     asked, dropped = prompts[:MOST_PROMPTS], 0
     too_long, unknown_ids, misspelt, endless = list[str](), list[str](), list[str](), list[str]()
     for prompt, text in zip(asked, renderer.openings([prompt.messages for prompt in asked]), strict=True):
@@ -268,7 +268,7 @@ def teachers_prompt_problems(recipe: Recipe, prompts: Sequence[Prompt], context:
         more = f", and {len(unfilled) - 1} more cannot be asked with it" if unfilled[1:] else ""
         return [replace(unfilled[0], reason=f"{unfilled[0].reason}{more}")]
     renderer, room = Renderer(tokenizer, stop=frozenset(), arguments=recipe.task.template), _room(recipe, context)
-    most = max(0, room) * max(map(len, tokenizer.get_vocab()), default=1)
+    most = renderer.most_characters(room)
     asked = prompts[:MOST_PROMPTS]
     for prompt, text in zip(asked, renderer.openings(chats[:MOST_PROMPTS]), strict=True):
         if isinstance(text, RolloutError):

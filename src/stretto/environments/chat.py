@@ -23,7 +23,7 @@ import numpy as np
 from stretto.engines.base import Completion, Request, earlier_first, noise_key
 from stretto.environments.base import Address, Reply, Tool, stop_texts
 from stretto.environments.open_conversation import OpenConversation
-from stretto.environments.render import Renderer, Tokens
+from stretto.environments.render import LongerThanContext, Renderer, Tokens
 from stretto.environments.tool_calls import named
 from stretto.errors import EngineError, RolloutError
 from stretto.types import Conversation, Message, Prompt
@@ -218,15 +218,21 @@ class ModelHandle:
         index, turn = self._longest_match(messages, given, tools)
         if index is None:
             self.rewritten += self._changed(messages)
-            return self._opened(self.renderer.open(messages, tools=tools).tolist(), parent=None, tools=tools)
+            opening = self.renderer.open(messages, tools=tools, context=self.context)
+            return self._opened(opening.tolist(), parent=None, tools=tools)
         draft = self.drafts[index]
         count, length = draft.turns[turn]
         last = draft.tokens[length - 1]
-        delta = self.renderer.delta(draft.messages[:count], messages[count:], last=last, tools=tools)
         goes_on = turn == len(draft.turns) - 1 and len(draft.tokens) == length
-        before = draft.tokens[:length] if delta is not None else []
-        new = (self.renderer.open(messages, tools=tools) if delta is None else delta).tolist()
-        if len(before) + len(new) >= self.sampling.context:
+        render, context = self.renderer, self.context
+        try:
+            delta = render.delta(draft.messages[:count], messages[count:], last=last, tools=tools, context=context)
+            new = (render.open(messages, tools=tools, context=context) if delta is None else delta).tolist()
+            before = draft.tokens[:length] if delta is not None else []
+            fits = len(before) + len(new) < context
+        except LongerThanContext:
+            fits = False
+        if not fits:
             if goes_on:
                 draft.stop = "length"
             return None

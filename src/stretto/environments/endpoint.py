@@ -17,7 +17,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import resource
 import secrets
+import socket
 import string
 import time
 import uuid
@@ -38,7 +40,11 @@ from stretto.errors import MODEL_FAILURES, RolloutError, StrettoError
 LARGEST = 8 << 20
 """Bytes of a request."""
 READING = 30.0
-"""Seconds in which its body has to come."""
+"""Seconds in which its headers have to come, and then its body. A connection without a request has as long."""
+MOST_UNPROVED = 512
+"""Max number of open connections that have shown no valid key. At most half of the process's descriptors."""
+WAITING = 1024
+"""Connections that may wait to be accepted."""
 MOST = 64
 """Requests of one key that may wait at the same time."""
 LETTERS = string.ascii_letters + string.digits
@@ -67,27 +73,65 @@ class Endpoint:
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/inference/v1/generate", self._generate)
         self.runner = web.AppRunner(
-            app, access_log=None, logger=LOG, handle_signals=False, shutdown_timeout=1.0, handler_cancellation=True
+            app,
+            access_log=None,
+            logger=LOG,
+            handle_signals=False,
+            shutdown_timeout=1.0,
+            handler_cancellation=True,
+            keepalive_timeout=READING,
         )
         self.url = ""
+        self.listening: asyncio.Server | None = None
+        self.unproved: dict[web.RequestHandler, asyncio.TimerHandle] = {}
+        """Connections that have shown no valid key, oldest first, each with the timer that closes the connection."""
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self.most_unproved = max(4, min(MOST_UNPROVED, descriptors // 2 if descriptors > 0 else MOST_UNPROVED))
 
     async def start(self, port: int = 0) -> None:
         """Listens; 0 is whichever port is free."""
         await self.runner.setup()
-        site = web.TCPSite(self.runner, "127.0.0.1", port)
-        await site.start()
-        host, number = self.runner.addresses[0][:2]
+        listener = socket.create_server(("127.0.0.1", port))
+        # asyncio accepts `backlog` connections in each round of its loop and reads a key some rounds later. A small
+        # number leaves a client time to show a key in a flood of connections. Others wait in the system's queue.
+        backlog = max(1, self.most_unproved // 32)
+        self.listening = await asyncio.get_running_loop().create_server(self._connected, sock=listener, backlog=backlog)
+        listener.listen(WAITING)
+        host, number = listener.getsockname()
         self.url = f"http://{host}:{number}"
 
     async def close(self) -> None:
         """Ends every connection."""
+        if self.listening is not None:
+            self.listening.close()
+        for timer in self.unproved.values():
+            timer.cancel()
         await self.runner.cleanup()
+
+    def _connected(self) -> web.RequestHandler:
+        """Accept a connection; close it unless a valid key comes in time, and close the oldest of too many."""
+        server = self.runner.server
+        assert server is not None
+        connection = server()
+        if len(self.unproved) >= self.most_unproved:
+            self._close_unproved(next(iter(self.unproved)))
+        timer = asyncio.get_running_loop().call_later(READING, self._close_unproved, connection)
+        self.unproved[connection] = timer
+        return connection
+
+    def _close_unproved(self, connection: web.RequestHandler) -> None:
+        self.unproved.pop(connection).cancel()
+        connection.force_close()
 
     @web.middleware
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Lets nobody in without a key, and turns what is wrong into a status and a sentence."""
         if (caller := self._caller(request)) is None:
-            return _error(401, "the API key is wrong, or its trajectory has ended", "invalid_api_key")
+            refusal = _error(401, "the API key is wrong, or its trajectory has ended", "invalid_api_key")
+            refusal.force_close()
+            return refusal
+        if (timer := self.unproved.pop(request.protocol, None)) is not None:
+            timer.cancel()
         try:
             with _counted(caller):
                 return await handler(request)
@@ -194,6 +238,8 @@ async def _body(request: web.Request) -> Any:
         return json.loads(read)
     except TimeoutError as error:
         raise BadRequest(f"the body has not come within {READING:g} s", status=408, code="timeout") from error
+    except web.RequestPayloadError as error:
+        raise BadRequest(f"the body is not encoded as its headers say: {error}") from error
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is no JSON: {error}") from error
 

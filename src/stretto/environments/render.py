@@ -37,6 +37,10 @@ REMEMBERED = 64
 """Chats whose tokens are kept: the attempts of a group open with the same one."""
 
 
+class LongerThanContext(RolloutError):
+    """A text has more characters than the context has room for, whatever its tokens are."""
+
+
 class Tokenizer(Protocol):
     """What rendering needs of a tokenizer."""
 
@@ -48,6 +52,8 @@ class Tokenizer(Protocol):
     unk_token_id: Any
 
     def __len__(self) -> int: ...
+
+    def get_vocab(self) -> dict[str, int]: ...
 
     def get_chat_template(self) -> str: ...
 
@@ -80,14 +86,20 @@ class Renderer:
         if self._is_foreign:
             self.templates.begin()  # it is ready when the first chat comes
 
-    def open(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Tokens:
-        """The tokens that start a conversation, up to where the model speaks."""
+    def open(self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), context: int | None = None) -> Tokens:
+        """The tokens that start a conversation, up to where the model speaks.
+
+        Raises:
+            LongerThanContext: No `context` tokens could hold the text. It is not tokenized.
+        """
         # A chat for another process is JSON by now; one for this process may hold other things, which JSON makes alike.
         chat = chat_of(messages, ask=True, tools=tools) if self._is_foreign else repr([*map(dict, messages)])
         key = (str(self.tokenizer.chat_template), chat)
         if key not in self._opened:
             try:
-                self._opened[key] = self.encode_opening(self.opening(messages, tools=tools))
+                self._opened[key] = self.encode_opening(self.opening(messages, tools=tools), context=context)
+            except LongerThanContext:  # found at once the next time, so the text is not kept
+                raise
             except RolloutError as failure:  # a deadline need not pass again for the others of a group
                 self._opened[key] = failure
             if len(self._opened) > REMEMBERED:
@@ -110,28 +122,56 @@ class Renderer:
             return (_bounded("\n".join(str(message["content"]) for message in chat)) for chat in chats)
         return self._rendered([(chat, True) for chat in chats], tools)
 
-    def lengths(self, chats: Sequence[Sequence[Message]]) -> Iterator[int | RolloutError]:
-        """How many tokens open each of many chats, or why it has none."""
+    def lengths(
+        self, chats: Sequence[Sequence[Message]], *, context: int | None = None
+    ) -> Iterator[int | RolloutError]:
+        """Number of tokens that open each of many chats, or the reason why a chat has none or cannot fit."""
         for text in self.openings(chats):
-            yield text if isinstance(text, RolloutError) else len(self.encode_opening(text))
+            try:
+                yield text if isinstance(text, RolloutError) else len(self.encode_opening(text, context=context))
+            except LongerThanContext as error:
+                yield error
 
-    def encode_opening(self, text: str) -> Tokens:
+    def encode_opening(self, text: str, *, context: int | None = None) -> Tokens:
         """The tokens of an opening. A template writes its first tokens itself, so the tokenizer adds none."""
         own = {} if self.tokenizer.chat_template is None else {"add_special_tokens": False}
-        return np.array(self.tokenizer.encode(text, **own), dtype=np.int64)
+        return self._encoded(text, context, **own)
+
+    def most_characters(self, tokens: int) -> int:
+        """Max number of characters of a text that has `tokens` tokens: each is as long as the longest there is."""
+        return max(0, tokens) * self._longest_token
+
+    @cached_property
+    def _longest_token(self) -> int:
+        return max(map(len, self.tokenizer.get_vocab()), default=1)
+
+    def _encoded(self, text: str, context: int | None, **keywords: Any) -> Tokens:
+        """The tokens of a text, which is only read if `context` of them could hold it."""
+        if context is not None and len(text) > self.most_characters(context):
+            raise LongerThanContext(f"a text of {len(text):,} characters leaves no room in a context of {context}")
+        return np.array(self.tokenizer.encode(text, **keywords), dtype=np.int64)
 
     def delta(
-        self, before: Sequence[Message], new: Sequence[Message], *, last: int | None, tools: Sequence[Tool] = ()
+        self,
+        before: Sequence[Message],
+        new: Sequence[Message],
+        *,
+        last: int | None,
+        tools: Sequence[Tool] = (),
+        context: int | None = None,
     ) -> Tokens | None:
         """The tokens that continue a conversation whose last message is the model's.
 
         `last` is the model's last token: if it ended the turn it already stands in the conversation, otherwise the
         template's own end of turn is part of the delta. None if the template would rewrite what came before.
+
+        Raises:
+            LongerThanContext: No `context` tokens could hold the new text. It is not tokenized.
         """
         if self.tokenizer.chat_template is None:
             raise RolloutError("this tokenizer has no chat template, so a conversation cannot have a second turn")
         if before[-1].get("tool_calls"):
-            return self._after_calls(before, new, last=last, tools=tools)
+            return self._after_calls(before, new, last=last, tools=tools, context=context)
         words = str(before[-1]["content"])
         marked = [*before[:-1], {**before[-1], "content": words + MARK}]
         chats = ((marked, False), ([*marked, *new], True), (before[:-1], True))
@@ -147,10 +187,16 @@ class Renderer:
             if not tail.startswith(ended):
                 return None
             tail = tail[len(ended) :]
-        return np.array(self.tokenizer.encode(tail, add_special_tokens=False), dtype=np.int64)
+        return self._encoded(tail, context, add_special_tokens=False)
 
     def _after_calls(
-        self, before: Sequence[Message], new: Sequence[Message], *, last: int | None, tools: Sequence[Tool]
+        self,
+        before: Sequence[Message],
+        new: Sequence[Message],
+        *,
+        last: int | None,
+        tools: Sequence[Tool],
+        context: int | None,
     ) -> Tokens | None:
         """The same where the template writes the calls of the last message in its own way, so that nothing of what the
         model said can be marked: the delta begins behind the token that ended its turn."""
@@ -162,7 +208,7 @@ class Renderer:
             return None
         if not whole.startswith(closed):
             return None
-        return np.array(self.tokenizer.encode(whole[end + len(ended) :], add_special_tokens=False), dtype=np.int64)
+        return self._encoded(whole[end + len(ended) :], context, add_special_tokens=False)
 
     def answer(self, messages: Sequence[Message], text: str) -> Tokens:
         """The tokens with which the model would have said `text`, the end of its turn included.

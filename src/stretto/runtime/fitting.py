@@ -25,7 +25,7 @@ def fitting(recipe: Recipe, prompts: Sequence[Prompt], tokenizer: Any, context: 
     if learns_from_rows(recipe.algorithm.name):
         lengths = row_tokens(renderer, [chats_of(prompt) for prompt in prompts], most=longest)
     else:
-        lengths = renderer.lengths([prompt.messages for prompt in prompts])
+        lengths = renderer.lengths([prompt.messages for prompt in prompts], context=longest)
     return _teachable(recipe, _within(longest, prompts, lengths), renderer, context)
 
 
@@ -39,8 +39,9 @@ def _teachable(recipe: Recipe, prompts: tuple[Prompt, ...], renderer: Renderer, 
     teacher = recipe.roles.teacher
     if teacher is None or (template := teacher.prompt) is None:
         return prompts
-    lengths = renderer.lengths([reworded(prompt, template) for prompt in prompts])
-    return _within(context - recipe.engine.max_new_tokens, prompts, lengths)
+    most = context - recipe.engine.max_new_tokens
+    lengths = renderer.lengths([reworded(prompt, template) for prompt in prompts], context=most)
+    return _within(most, prompts, lengths)
 
 
 def refuse_none(recipe: Recipe, kept: Sequence[Prompt]) -> None:
