@@ -15,6 +15,7 @@ from stretto.algorithms.base import TokenStreams, build
 from stretto.algorithms.catalog import CATALOG
 from stretto.kernels.cpu.backward import take_over
 from stretto.kernels.cuda.fused_layers import fuse_layers
+from stretto.models.converted import settle
 from stretto.models.load import Policy, load, refuse_moving_positions, switch_dropout_off, take_over_attention
 from stretto.models.scratch import character_tokenizer
 from stretto.models.source import ModelFiles
@@ -55,7 +56,7 @@ def policy_from(config, *, dtype=torch.float64, seed=0):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         # Experts one by one: the grouped kernel knows no fp64.
-        return policy_around(AutoModelForCausalLM.from_config(config, experts_implementation="eager").to(dtype))
+        return policy_around(settle(AutoModelForCausalLM.from_config(config, experts_implementation="eager"), dtype))
 
 
 def policy_around(network):

@@ -12,12 +12,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from families import FAMILIES
 from stretto.errors import RecipeError
 from stretto.models import gguf_reading
+from stretto.models.converted import keeping
 from stretto.models.load import choose_device, describe, load, plain_copy
 from stretto.models.logprob_head import chunk_logits
+from stretto.models.reward_policy import load_reward_policy
+from stretto.models.scalar_head import base_network, load_scorer
 from stretto.models.scratch import character_tokenizer, configuration, fresh_network
 from stretto.models.source import ModelFiles, locate
+from stretto.models.value_model import load_value_model
 from stretto.recipe.schema import Adapter, ModelSection, Scratch
 from stretto.training.packing import pack
 from tiny import CHARACTERS, CPU, SCRATCH_FILES, VOCABULARY, sample, scratch_model, scratch_policy
@@ -74,6 +79,97 @@ def test_a_folder_gives_the_logits_of_its_model(tmp_path, tied, dtype):
     torch.testing.assert_close(
         own_logits(policy), plain_logits(network), rtol=1e-4 if exact else 0.1, atol=1e-5 if exact else 0.05
     )
+
+
+def floating_buffers(network):
+    return {name: buffer for name, buffer in network.named_buffers() if buffer.is_floating_point()}
+
+
+def refuse_rounded(network, fresh):
+    """Every floating buffer has the type and the numbers that the fresh module has."""
+    expected = floating_buffers(fresh)
+    found = {name.replace("base_model.model.", ""): buffer for name, buffer in floating_buffers(network).items()}
+    assert found.keys() == expected.keys()
+    for name, buffer in expected.items():
+        assert found[name].dtype == buffer.dtype, name
+        assert torch.equal(found[name], buffer), name
+
+
+def fresh_family(family):
+    """A random model; buffers that its files hold have numbers that bf16 would round."""
+    torch.manual_seed(0)
+    network = AutoModelForCausalLM.from_config(FAMILIES[family]())
+    held = network.state_dict()
+    with torch.no_grad():
+        for name, buffer in floating_buffers(network).items():
+            if name in held:
+                buffer.normal_()
+    return network
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_loading_keeps_floating_buffers_exact_in_every_type(tmp_path, family, dtype):
+    network = fresh_family(family)
+    policy = load(section(dtype), folder_of(network, tmp_path), seed=0, device=CPU)
+    refuse_rounded(policy.network, network)
+    assert {weight.dtype for weight in policy.network.parameters()} == {getattr(torch, dtype)}
+
+
+@pytest.mark.parametrize("rope", ["linear", "llama3", "yarn"])
+def test_loading_keeps_scaled_rotary_frequencies_exact(tmp_path, rope):
+    numbers = {"rope_type": rope, "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 64}
+    numbers |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if rope == "llama3" else {}
+    network = llama(rope_parameters=numbers)
+    refuse_rounded(load(section("bfloat16"), folder_of(network, tmp_path), seed=0, device=CPU).network, network)
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_loading_an_adapter_keeps_buffers_of_its_base_exact(tmp_path, quantize):
+    network, model = llama(), ModelSection(name="given", dtype="bfloat16", adapter=Adapter(rank=2), quantize=quantize)
+    refuse_rounded(load(model, folder_of(network, tmp_path), seed=0, device=CPU).network, network)
+
+
+def test_loading_keeps_buffers_exact_where_tensors_are_kept_elsewhere(tmp_path):
+    network, kept = llama(), []
+    with keeping(lambda tensor: kept.append(tensor.dtype) or tensor.clone()):
+        policy = load(section("bfloat16"), folder_of(network, tmp_path), seed=0, device=CPU)
+    refuse_rounded(policy.network, network)
+    assert torch.bfloat16 in kept
+
+
+def test_critics_and_reward_models_have_exact_buffers(tmp_path):
+    network = llama()
+    files, model = folder_of(network, tmp_path), section("bfloat16")
+    base = base_network(model, files, seed=0, device=CPU, base=None)
+    critic = load_value_model(
+        SCRATCH_FILES, base=base, adapter=None, shared=None, dtype=torch.bfloat16, device=CPU, seed=0
+    )
+    refuse_rounded(critic.network, network)
+    scorer = load_scorer("reward", SCRATCH_FILES, base=base, dtype=torch.bfloat16, device=CPU, seed=0, token_budget=60)
+    refuse_rounded(scorer.network, network)
+    refuse_rounded(load_reward_policy(model, files, seed=0, device=CPU).network, network)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_logprobs_far_into_a_context_are_those_of_transformers(tmp_path, dtype):
+    """A policy and the stock model in the same type are nearer to each other than the stock model is to fp32."""
+    network = llama(num_attention_heads=2, max_position_embeddings=4096)
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            if weight.dim() > 1:
+                weight.mul_(16 if "q_proj" in name or "k_proj" in name else 8)
+    policy = load(section(dtype), folder_of(network, tmp_path), seed=0, device=CPU)
+    tokens = torch.randint(5, VOCABULARY, (2300,))
+    batch = pack([sample(tokens.tolist(), [1])], device=CPU, dtype=torch.float32)
+    with torch.no_grad():
+        own = chunk_logits(policy.hidden(batch.tokens, batch.positions, batch.layout), policy.head(), 1.0)
+        stock, exact = (
+            AutoModelForCausalLM.from_pretrained(tmp_path, dtype=each)(input_ids=tokens[None]).logits[0]
+            for each in (getattr(torch, dtype), torch.float32)
+        )
+    mine, theirs, exact = (logits[2000:2300].float().log_softmax(-1) for logits in (own, stock, exact))
+    assert (mine - theirs).abs().mean() < (theirs - exact).abs().mean()
 
 
 def test_a_loaded_model_knows_its_context_and_what_ends_a_turn(tmp_path):
@@ -256,6 +352,11 @@ def test_a_model_from_a_gguf_file_can_be_saved_and_loaded_by_transformers(gguf_m
     torch.testing.assert_close(
         plain_logits(AutoModelForCausalLM.from_pretrained(tmp_path)), plain_logits(network), rtol=1e-5, atol=1e-6
     )
+
+
+def test_a_gguf_file_keeps_rotary_frequencies_exact(gguf_model):
+    network, path = gguf_model
+    refuse_rounded(load(section("bfloat16"), locate(str(path), path.parent), seed=0, device=CPU).network, network)
 
 
 def test_an_adapter_over_a_gguf_file_trains_the_adapter_alone(gguf_model):

@@ -47,13 +47,16 @@ def keeping(keep: Keep) -> Iterator[None]:
 
 
 def settle(module: Module, dtype: torch.dtype | None = None) -> Module:
-    """A module, its weights given to whoever keeps them, one after the other, in a type if one is told. Where nobody
-    does, it stays as it is."""
+    """Converts the floating-point parameters of a module to `dtype`, one at a time, and hands each to the keeper.
+
+    Buffers keep their type. Rotary frequencies in bf16 have 8 bits: an error of the angle that grows with the position.
+    """
     keep = _keeper.get()
-    if keep is not None:
-        for weight in module.parameters():
-            narrow = weight.detach()
-            weight.data = keep(narrow if dtype is None or not narrow.is_floating_point() else narrow.to(dtype))
+    for weight in module.parameters():
+        narrow = weight.detach()
+        if dtype is not None and narrow.is_floating_point():
+            narrow = narrow.to(dtype)
+        weight.data = narrow if keep is None else keep(narrow)
     return module
 
 

@@ -180,7 +180,7 @@ def load(
         own = ModelFiles(kind="folder", name=section.name, folder=base, file=None)
         network, tokenizer = load_files(files if base is None else own)
     refuse_moving_positions(network.config)
-    settle(network, DTYPES[section.dtype]).to(dtype=DTYPES[section.dtype])
+    settle(network, DTYPES[section.dtype])
     if section.quantize == "none":
         network.to(device)
     network.config.use_cache = False
