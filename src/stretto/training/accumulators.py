@@ -5,7 +5,6 @@ Whose gradients they are, and what they are divided by, is the trainer's busines
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -18,6 +17,8 @@ from stretto.models.logprob_head import accum_dtype
 
 Accumulators = dict[Denominator, dict[str, Tensor]]
 
+PIECE = 1 << 18
+"""Max number of fp64 numbers per copy on a CPU: 2 MiB, which fits its cache."""
 
 FEW = 0.1
 """Share of a model's weights up to which those that are trained are few."""
@@ -63,7 +64,15 @@ def by_name(flat: Tensor, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: part.view_as(weight) for (name, weight), part in zip(weights.items(), parts, strict=True)}
 
 
-def joint_norm(tensors: Mapping[str, Tensor]) -> float:
-    """The norm of all of them together. Their device is waited for once."""
-    norms = [torch.linalg.vector_norm(tensor) for tensor in tensors.values()]
-    return math.hypot(*torch.stack(norms).tolist()) if norms else 0.0
+def square_sum(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
+    """Add the squares of all numbers in fp64; a scalar on `device`.
+
+    In fp32 a CPU adds millions of squares to one running sum, in which small ones are lost: the norm of 400 million
+    numbers came out 7 % too small, and that of the same numbers in slices did not.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for tensor in tensors:
+        # A CPU makes a wide copy of a tensor that it reduces in another type; a GPU does not.
+        for part in tensor.flatten().split(PIECE) if device.type == "cpu" else (tensor,):
+            total += torch.linalg.vector_norm(part, dtype=torch.float64).square()
+    return total

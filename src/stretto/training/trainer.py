@@ -31,7 +31,7 @@ from stretto.models.candidates import candidate_logprobs
 from stretto.models.load import Policy
 from stretto.models.logprob_head import accum_dtype
 from stretto.models.memory import OutOfMemory, memory_errors, recompute_activations
-from stretto.training.accumulators import Accumulators, as_one, by_denominator, by_name, empty_sum, joint_norm, lay_out
+from stretto.training.accumulators import Accumulators, as_one, by_denominator, by_name, empty_sum, lay_out, square_sum
 from stretto.training.loss_counters import LossCounters
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.packing import MicroBatch, divide, pack
@@ -150,7 +150,8 @@ class Trainer:
     def apply(self) -> StepReport:
         """Divides by the global denominators, clips, and makes one update; then the step is over."""
         gradients = self._mean_gradients()
-        norm = self._norm(gradients)
+        # A sum that fp32 cannot hold is infinite, and the update skipped: Adam's second moments could not hold it.
+        norm = float(self._squares(gradients).to(accum_dtype(self.policy.dtype)).sqrt())
         metrics = {**self.counted.metrics(), "grad_norm": norm}
         finite = math.isfinite(norm) and math.isfinite(metrics["loss"])
         if finite and self.counted.sums["conversations"]:
@@ -334,9 +335,9 @@ class Trainer:
         else:
             mine[name] = gradient.to(accum_dtype(gradient.dtype), copy=gradient.dtype == accum_dtype(gradient.dtype))
 
-    def _norm(self, gradients: Mapping[str, Tensor]) -> float:
-        """The norm of all gradients together."""
-        return joint_norm(gradients)
+    def _squares(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """The sum of the squares of all gradients, in fp64."""
+        return square_sum(gradients.values(), self.policy.device)
 
     def _mean_gradients(self) -> dict[str, Tensor]:
         """Accumulated sums over their denominators, added up; the accumulators are used up by it."""

@@ -37,6 +37,7 @@ from stretto.models.memory import OutOfMemory, memory_errors
 from stretto.models.tensor_parallel import copies_made_equal, cut_network
 from stretto.models.unpacked import is_apart
 from stretto.models.value_model import ValueModel
+from stretto.training.accumulators import square_sum
 from stretto.training.optimizer import MasterAdamW, Places, wide_master
 from stretto.training.packing import MicroBatch, divide
 from stretto.training.parallel.mesh import CellMesh, counted_once, place_of, shard_experts, whole_of, widen
@@ -335,12 +336,9 @@ class ShardedTrainer(Trainer):
         copies_made_equal(gradients, self.shards.layout)
         return gradients
 
-    def _norm(self, gradients: Mapping[str, Tensor]) -> float:
-        """The gradient norm over all slices."""
-        total = next(iter(gradients.values())).new_zeros(())
-        for gradient in counted_once(gradients, self.shards.layout):
-            total += gradient.square().sum()
-        return float(self.shards.add(total).sqrt())
+    def _squares(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """Over all slices."""
+        return self.shards.add(square_sum(counted_once(gradients, self.shards.layout), self.policy.device))
 
 
 def _tokens(samples: Sequence[Sample]) -> int:
