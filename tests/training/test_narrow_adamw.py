@@ -90,6 +90,25 @@ def test_narrow_moments_move_weights_almost_as_wide_ones_do(name, bytes_each, of
     assert sum(tensor.nbytes for tensor in narrow.tensors()) <= bytes_each * other["w0"].numel()
 
 
+@pytest.mark.parametrize(
+    ("average", "shares"), [(FIRST, (1e-6, 1e-5, 1e-4, 0.01, 0.3)), (SECOND, (1e-9, 1e-7, 1e-4, 0.3))]
+)
+@pytest.mark.parametrize("scale", [1.0, 1e-7])
+def test_eight_bits_have_the_mean_of_the_moment_and_not_of_its_root(average, shares, scale):
+    """20,000 roundings of each share of a block's largest number, of both signs in the first average."""
+    storage, rows = Quarter(256), 20_000
+    for sign in (1, -1) if average is FIRST else (1,):
+        wide = torch.zeros(rows, 256)
+        wide[:, : len(shares)], wide[:, -1] = sign * torch.tensor(shares) * scale, scale
+        stored = storage.fresh(average, wide.shape, CPU)
+        noise, _ = noise_of(torch.arange(wide.numel()).view(wide.shape), 7)
+        storage.write(average, stored, slice(0, rows), wide, noise)
+        read = storage.read(average, stored, slice(0, rows)).double()
+        off = read.std(0)[: len(shares)] / rows**0.5
+        assert ((read.mean(0) - wide[0])[: len(shares)].abs() <= 5 * off + 1e-6 * wide[0, : len(shares)].abs()).all()
+        assert (read[:, -1] == wide[0, -1]).all() and not read[:, len(shares) : -1].any()
+
+
 @pytest.mark.parametrize("name", NARROW)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_goes_on_exactly_where_its_state_was_taken(name, dtype):

@@ -4,8 +4,9 @@ A weight in bf16 is the upper half of its fp32 master, rounded; the lower half i
 master takes 4 bytes together with its weight and not 6, and nothing is lost (but for the last bit of a master that lies
 exactly between two weights). Moments are bf16, or 8 bits with a scale for every block of a row: the first by its square
 root and the second by its fourth root, because most numbers of a block are far smaller than its largest. What does not
-fit is rounded up or down at random with the right mean (stochastic rounding), or slow averages would stand still. The
-noise follows from the update and from a number's place in the whole parameter, and blocks lie within rows. So every
+fit is rounded up or down at random (stochastic rounding), or slow averages would stand still. The mean of the rounded
+moment is the moment; only a second moment below its smallest code, 2e-10 of its block's largest, is rounded up to that.
+The noise follows from the update and from a number's place in the whole parameter, and blocks lie within rows. So every
 layout of a model over devices makes the same state, and slices of it are put together and cut like the parameters.
 
 An update goes through a parameter piece by piece, each made wide for as long as torch's own AdamW works on it.
@@ -133,16 +134,25 @@ class Quarter:
         return wide.mul_(scales[..., None]).flatten(-2)
 
     def write(self, average: Average, stored: Moments, rows: slice, wide: Tensor, noise: Tensor) -> None:
-        """The root of each share, up or down by its noise; no number above 0 becomes 0 in the second average."""
+        """The code below the root of each share or the one above it, by its noise, so that the mean of what `read`
+        makes of them is the share; no number above 0 becomes 0 in the second average."""
         blocks = wide.unflatten(-1, (-1, self.block))
         scales = blocks.abs().amax(-1)
         share = blocks / torch.where(scales > 0, scales, 1.0)[..., None]
         root = share.abs().sqrt_()
         if average.power == 4:
             root.sqrt_()
-        codes = root.mul_(average.codes[1]).copysign_(share).flatten(-2).add_(noise).floor_()
+        root.mul_(average.codes[1])
+        low = root.floor()
+        above = root - low
+        # (root^2 - low^2) / ((low + 1)^2 - low^2) without its cancellation; of fourth powers, that times a second factor.
+        chance = above.mul_(root + low).div_(2 * low + 1)
+        if average.power == 4:
+            square = low * low
+            chance.mul_(root.square_().add_(square)).div_(2 * (square + low) + 1)
+        codes = low.add_(noise.unflatten(-1, (-1, self.block)) < chance).copysign_(share).flatten(-2)
         if average.power == 4:  # or an update would be divided by nothing
-            codes = torch.where(wide > 0, codes.clamp_(min=1), codes)
+            codes = torch.where(wide > 0, codes.clamp(min=1), codes)
         stored[average.name][rows] = codes.clamp_(*average.codes).to(average.dtype)
         stored[f"{average.name}_scale"][rows] = scales
 

@@ -179,12 +179,18 @@ def narrow_update(
         tl.store(first_scales + block, most, mask=block < blocks)
         share = mean / tl.where(most > 0, most, 1.0)[:, None]
         root = tl.sqrt(tl.abs(share)) * 127
-        codes = tl.floor(tl.where(share < 0, -root, root) + one)
+        low = tl.floor(root)
+        chance = (root - low) * (root + low) / (2 * low + 1)
+        codes = low + tl.where(one < chance, 1.0, 0.0)
+        codes = tl.where(share < 0, -codes, codes)
         tl.store(first + place, tl.clamp(codes, -127.0, 127.0).to(tl.int8), mask=inside)
         most = tl.max(tl.where(inside, square, 0.0), 1)
         tl.store(second_scales + block, most, mask=block < blocks)
         root = tl.sqrt(tl.sqrt(square / tl.where(most > 0, most, 1.0)[:, None])) * 255
-        codes = tl.floor(root + other)
+        low = tl.floor(root)
+        chance = (root - low) * (root + low) / (2 * low + 1)
+        chance *= (root * root + low * low) / (2 * (low * low + low) + 1)
+        codes = low + tl.where(other < chance, 1.0, 0.0)
         codes = tl.where(square > 0, tl.maximum(codes, 1.0), codes)
         tl.store(second + place, tl.clamp(codes, 0.0, 255.0).to(tl.uint8), mask=inside)
     else:
