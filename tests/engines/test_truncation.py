@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from stretto.algorithms.base import build
 from stretto.algorithms.kl import k3
@@ -100,6 +101,24 @@ def test_a_nucleus_ends_with_the_token_that_fills_it():
     assert Truncation(top_p=0.81).kept(logits)[0][0].tolist() == [0, 1, 2, NOBODY]
     assert Truncation(top_p=0.81, top_k=2).kept(logits)[0][0].tolist() == [0, 1]
     assert values[1].exp().tolist() == pytest.approx([0.97, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("top_p", "top_k"), [(0.5, 4), (0.8, 2), (0.9, 3), (0.95, 20), (0.3, 1), (1.0, 5), (0.9, 1000)]
+)
+def test_top_k_with_top_p_keeps_the_tokens_that_transformers_keeps(top_p, top_k):
+    logits = torch.randn(200, 40, generator=torch.Generator().manual_seed(0)) * 2
+    ids, values = Truncation(top_p=top_p, top_k=top_k).kept(logits)
+    stock = TopPLogitsWarper(top_p)(None, TopKLogitsWarper(top_k)(None, logits))
+    assert [set(row[row != NOBODY].tolist()) for row in ids] == [
+        set(row.isfinite().nonzero()[:, 0].tolist()) for row in stock
+    ]
+    assert torch.equal(values.isfinite(), ids != NOBODY)
+
+
+def test_top_k_alone_keeps_as_many_tokens_as_it_says_where_one_is_nearly_certain():
+    logits = torch.tensor([[60.0, 1.0, 0.0, -1.0], [0.0, 17.0, 16.0, -20.0]])
+    assert Truncation(top_k=3).kept(logits)[0].tolist() == [[0, 1, 2], [1, 2, 0]]
 
 
 def test_draws_follow_what_is_left_and_greedy_takes_the_likeliest():

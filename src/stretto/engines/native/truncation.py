@@ -33,7 +33,7 @@ class Truncation:
     """From how much of the distribution is drawn."""
 
     top_p: float = 1.0
-    """The most likely tokens that together have at least this probability."""
+    """The most likely tokens that together have at least this probability, among those that `top_k` leaves."""
     top_k: int | None = None
     """So many of the most likely tokens, at most."""
 
@@ -47,7 +47,10 @@ class Truncation:
         where fewer are kept."""
         most = min(self.top_k or MOST_KEPT, logits.shape[-1])
         values, ids = logits.topk(most)
-        shares = (values - logits.logsumexp(-1, keepdim=True)).double().exp()
+        if self.top_p == 1.0:  # shares that rounding adds up to 1 too early would cut what top-k leaves
+            return ids, values
+        among = logits if self.top_k is None else values
+        shares = (values - among.logsumexp(-1, keepdim=True)).double().exp()
         others = shares.cumsum(-1) - shares >= self.top_p  # those before it are enough
         return ids.masked_fill(others, NOBODY), values.masked_fill(others, float("-inf"))
 

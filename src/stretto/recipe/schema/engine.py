@@ -19,8 +19,8 @@ class EngineSection(Choice):
     temperature: Positive = 1.0
     """Sampling temperature; log-probabilities are taken at it on both sides."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Draw from the most likely tokens that have at least this probability together; training is on that
-    distribution. Not with vLLM and SGLang."""
+    """Draw from the most likely tokens that have at least this probability together, among those that `top_k` leaves;
+    training is on that distribution. Not with vLLM and SGLang."""
     speculate: Literal["auto"] | bool = "auto"
     """Draft tokens where decoding is bound by latency; of the native engine only."""
     memory_share: Literal["auto"] | Share = "auto"
