@@ -145,7 +145,7 @@ class Quarter:
         root.mul_(average.codes[1])
         low = root.floor()
         above = root - low
-        # (root^2 - low^2) / ((low + 1)^2 - low^2) without its cancellation; of fourth powers, that times a second factor.
+        # (root^2 - low^2) / ((low + 1)^2 - low^2) without cancellation; of fourth powers, times another factor.
         chance = above.mul_(root + low).div_(2 * low + 1)
         if average.power == 4:
             square = low * low
