@@ -127,6 +127,10 @@ class Trajectory:
     """How often a call that continued a conversation found no room left in the context, and so nothing was sampled."""
 
 
+FULL_MARKS = 1 - 1e-9
+"""Outcomes are shares of the full marks; partial credit is not a right answer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
     """The verdict on one trajectory."""

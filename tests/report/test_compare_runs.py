@@ -98,3 +98,70 @@ def test_a_sweep_without_a_step_has_a_picture_all_the_same(tmp_path, rows):
     folder = run_of(tmp_path / "a")
     (folder / "metrics.jsonl").write_text(rows)
     assert picture([SweptRun(record=RunRecord(folder), setting={"seed": 0})]).startswith("<svg")
+
+
+def rewritten(folder, **changes):
+    """The folder with other sections in its recipe."""
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe | changes))
+    return folder
+
+
+EXACT = {"name": "accuracy", "kind": "exact", "weight": 1.0}
+LENGTH = {"name": "short", "kind": "overlong", "weight": 0.5}
+SIGNAL = {"name": "won", "kind": "signal", "weight": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "why"),
+    [
+        ({"rewards": [EXACT]}, {"rewards": [{**EXACT, "kind": "numeric"}]}, "their rewards differ ("),
+        ({"rewards": [EXACT]}, {"rewards": [EXACT, {**EXACT, "name": "b", "kind": "numeric"}]}, "their rewards differ"),
+        ({"rewards": [{**EXACT, "kind": "math"}]}, {"rewards": [{**EXACT, "kind": "a:b"}]}, "their rewards differ"),
+        ({"rewards": [{**EXACT, "kind": "numeric", "pick": "last"}]},
+         {"rewards": [{**EXACT, "kind": "numeric", "pick": "first"}]}, "their rewards differ (rewards.numeric.pick)"),
+        ({"rewards": [SIGNAL], "environment": {"kind": "game", "name": "a"}},
+         {"rewards": [SIGNAL], "environment": {"kind": "game", "name": "b"}}, "(rewards.environment.name)"),
+        ({"task": {"source": {"kind": "jsonl", "path": "a"}}}, {"task": {"source": {"kind": "jsonl", "path": "b"}}},
+         "their tasks differ (task.source.path)"),
+        # What decides nothing of right and wrong leaves a winner.
+        ({"rewards": [EXACT]}, {"rewards": [{**EXACT, "name": "right", "weight": 2.0}]}, None),
+        ({"rewards": [EXACT]}, {"rewards": [EXACT, LENGTH]}, None),
+        ({"rewards": [{**EXACT, "kind": "mine:score", "deadline": 5.0}]},
+         {"rewards": [{**EXACT, "kind": "mine:score", "deadline": 9.0}]}, None),
+        ({"rewards": [EXACT], "environment": {"kind": "tools", "turns": 2}},
+         {"rewards": [EXACT], "environment": {"kind": "tools", "turns": 4}}, None),
+    ],
+)  # fmt: skip
+def test_accuracies_that_measure_something_else_have_no_winner(tmp_path, one, other, why):
+    a = rewritten(run_of(tmp_path / "a", right=20), **one)
+    b = rewritten(run_of(tmp_path / "b", right=80), **other)
+    (told,) = stretto.compare(a, b).sentences()
+    if why is None:
+        assert told.startswith("b is better than a") and "the same prompts" in told
+    else:
+        assert why in told and "do not measure the same and there is no winner" in told and "better" not in told
+    swept = [SweptRun(record=RunRecord(each), setting={"seed": i}) for i, each in enumerate((a, b))]
+    assert ("no winner" in "\n".join(page(swept))) == (why is not None)
+
+
+def test_the_same_prompts_without_verdicts_are_compared_as_shares(tmp_path):
+    a, b = run_of(tmp_path / "a", right=20), run_of(tmp_path / "b", right=80, verdicts=False)
+    (told,) = stretto.compare(a, b).sentences()
+    assert "the same prompts, compared as shares because a run kept no verdicts" in told
+    rows = [{"prompt": f"p{i}", "reward": {"value": 1.0, "outcome": float(i < 80), "parts": {}}} for i in range(100)]
+    (b / "samples").mkdir()
+    (b / "samples" / "eval-000010.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert stretto.compare(a, b).differences["a", "b"].paired, "kept answers say it too"
+
+
+def test_held_out_rewards_and_lost_steps_are_told(tmp_path):
+    a, b = run_of(tmp_path / "a"), run_of(tmp_path / "b")
+    rows = [json.loads(line) for line in (b / "metrics.jsonl").read_text().splitlines()]
+    rows[-1] |= {"eval/reward": 0.75, "eval/reward/part/right": 0.5, "eval/reward/part/form": 0.25}
+    (b / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows if row["step"] not in (3, 4)))
+    lines = [line.split() for line in str(stretto.compare(a, b)).splitlines()]
+    assert ["run", "steps", "accuracy", "95", "%", "interval", "held-out", "reward", "reward", "s/step", "GB"] in lines
+    assert ["b", "10", "0.50", "0.40", "to", "0.60", "0.75", "0.4", "2", "1.5"] in lines
+    assert ["held-out", "part", "a", "b"] in lines and ["form", "-", "0.25"] in lines
+    assert "b: metrics.jsonl lacks steps 3 to 4; its numbers are of the other steps" in str(stretto.compare(a, b))

@@ -46,3 +46,19 @@ def test_every_column_is_filled_from_below_and_the_size_is_kept(marks, values, w
         assert levels[0] > 0
         assert levels == sorted(levels, reverse=True)
         assert sum(0 < level < len(marks) - 1 for level in levels) <= 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [5e-324, 0.0, 5e-324],
+        [1e-320, 2e-320],
+        [-1.7e308, 1.7e308],
+        [1.7e308] * 200,
+        [5e-324] * 3,
+    ],
+)
+def test_values_at_the_ends_of_floats_are_drawn(values):
+    drawn = curve(values, 6, 3).splitlines()
+    assert len(drawn) == 3 and all("|" in line for line in drawn)
+    assert ("\N{FULL BLOCK}" in drawn[0]) == (len(set(values)) > 1)

@@ -1,5 +1,6 @@
 """A page holds what matters most and stays below its limit; nothing in it is markup that was not written by stretto."""
 
+import json
 import os
 import random
 import re
@@ -152,3 +153,20 @@ def test_sessions_of_a_resumed_run_stand_one_behind_the_other():
         now += more
         starts.append(now / 1e4)
     assert packed["step"] == [1, 2, 3, 4, 5] and starts == sorted(starts) and starts[3] >= starts[2] + 1.0
+
+
+def test_held_out_answers_stand_before_and_after_on_one_line(tmp_path):
+    folder = write_run(tmp_path / "one")
+    assert "heldout-0" not in page_of(folder)
+    for step, said, value in ((0, "no idea", 0.0), (2, "3", 0.5), (3, "4", 1.0)):
+        rows = [trajectory(step, group, 0, value=value, answer=said, visit=-1) for group in range(3)]
+        rows[1] |= {"reward": None, "failure": "late"}
+        text = "".join(json.dumps(row) + "\n" for row in rows[: 3 if step else 2])
+        (folder / "samples" / f"eval-{step:06d}.jsonl").write_text(text + '{"step": 3, "prompt": "torn"}\n')
+    packed = unpacked(page_of(folder), "heldout-0")
+    assert packed["steps"] == [0, 3] and packed["left_out"] == 0
+    first, failed, new = packed["rows"]
+    assert [first["asked"], first["reference"]] == ["What?", "4"]
+    assert [(each["text"], each["reward"]) for each in first["answers"]] == [("no idea", 0.0), ("4", 1.0)]
+    assert failed["answers"][1] == {"text": "4", "reward": None, "failure": "late"}
+    assert new["answers"][0] is None and new["answers"][1]["reward"] == 1.0

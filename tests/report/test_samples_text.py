@@ -67,3 +67,9 @@ def test_a_long_answer_is_cut_and_says_how_to_see_the_rest():
     shown = page([row(answer="x" * 3000)], {})
     assert "(1,800 more characters; --full shows them)" in shown
     assert "more characters" not in page([row(answer="x" * 3000)], {}, full=True)
+
+
+def test_held_out_answers_say_nothing_of_training():
+    shown = page([row(0), row(0, 0.0)], {}, step=7, held_out=True)
+    assert shown.startswith("step 7: 2 held-out answers, 2 with a verdict\n2 of 2 answers")
+    assert "used" not in shown and "trained on" not in shown

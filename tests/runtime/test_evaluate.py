@@ -2,13 +2,17 @@
 
 import asyncio
 import itertools
+import json
+import shutil
 from contextlib import nullcontext
 
 import pytest
 
-from running import END, ONE, ZERO, metrics, recipe_in, scripted, start
+import stretto
+from running import END, ONE, ZERO, assert_same_run, metrics, recipe_in, resume, scripted, start, written
 from stretto.errors import CheckpointError, RecipeError, RewardError
 from stretto.recipe.schema import Guards, Holdout
+from stretto.report.read_run import RunRecord
 from stretto.rewards.score import Scored
 from stretto.runtime import guards, questions, session
 from stretto.runtime.build import build_runtime
@@ -272,3 +276,83 @@ def test_evaluation_does_not_change_what_is_trained(tmp_path):
     never = start(tmp_path, evaluate__every=0).folder
     keep = [{k: v for k, v in row.items() if not k.startswith("eval/")} for row in metrics(often)[1:]]
     assert keep == metrics(never)
+
+
+PARTS = [{"name": "accuracy", "kind": "numeric", "pick": "first"}, {"name": "same", "kind": "exact", "weight": 0.5}]
+
+
+def test_held_out_rewards_and_answers_are_kept(tmp_path):
+    folder = start(tmp_path, rewards=PARTS).folder
+    run = RunRecord(folder)
+    assert list(run.evaluated) == [0, 2, 3]
+    for row in run.metrics:
+        if "eval/accuracy" not in row:
+            assert not any(name.startswith("eval/") for name in row)
+            continue
+        answers = run.samples(int(row["step"]), held_out=True)
+        found = [each["reward"] for each in answers]
+        assert len(answers) == row["eval/asked"] == 4 and not any(each["used"] for each in answers)
+        assert row["eval/reward"] == pytest.approx(sum(each["value"] for each in found) / 4)
+        for name in ("accuracy", "same"):
+            mean = sum(each["parts"][name] for each in found) / 4
+            assert row[f"eval/reward/part/{name}"] == pytest.approx(mean)
+        assert sum(each["outcome"] >= 1 for each in found) / 4 == row["eval/accuracy"]
+        talk = answers[0]["conversations"][0]
+        assert talk["version"] == int(row["step"]) and len(talk["tokens"]) == len(talk["trained"])
+    held_out = {each["prompt"] for each in run.samples(0, held_out=True)}
+    assert held_out.isdisjoint(row["prompt"] for step in run.sampled for row in run.samples(step))
+    result = questions.evaluate_run(folder)
+    assert (result.reward, result.parts) == (run.metrics[-1]["eval/reward"], pytest.approx(
+        {name: run.metrics[-1][f"eval/reward/part/{name}"] for name in ("accuracy", "same")}
+    ))  # fmt: skip
+    assert stretto.Run(folder).held_out() == run.samples(3, held_out=True)
+    assert stretto.Run(folder).held_out(0) == run.samples(0, held_out=True)
+
+
+def test_a_resumed_run_is_told_from_its_beginning(tmp_path):
+    folder = start(tmp_path, rewards=PARTS, run__steps=2).folder
+    again = resume(folder, changes=["run.steps=4"], allow=["run.steps"])
+    whole = start(tmp_path, rewards=PARTS, run__steps=4)
+    assert_same_run(folder, whole.folder, step=4)
+    told = [summary(each) for each in (again, whole)]
+    assert [line for line in told[0] if "held-out" in line] == [line for line in told[1] if "held-out" in line]
+    first, last = metrics(folder)[0], metrics(folder)[-1]
+    begun, ended = f"{first['eval/accuracy']:.2f} (step 0)", f"{last['eval/accuracy']:.2f} (step 4)"
+    assert told[0][0].startswith(f"held-out accuracy {begun} -> {ended}, 95 % interval")
+    assert told[0][0].endswith("4 prompts")
+    assert told[0][1] == f"held-out reward {first['eval/reward']:.3f} (step 0) -> {last['eval/reward']:.3f} (step 4)"
+    assert [line.split()[:3] for line in told[0][2:4]] == [
+        ["held-out", "part", "accuracy"],
+        ["held-out", "part", "same"],
+    ]
+    assert "held-out accuracy" in summary(resume(folder))[0], "nothing left to do"
+
+
+def test_answers_of_steps_that_are_done_again_are_dropped(tmp_path):
+    folder = start(tmp_path, run__steps=2).folder
+    shutil.rmtree(folder / "checkpoints" / "step-000002")
+    stray = folder / "samples" / "eval-000009.jsonl"
+    stray.write_text("{}\n")
+    resume(folder)
+    assert not stray.exists() and list(RunRecord(folder).evaluated) == [0, 2]
+    assert_same_run(folder, start(tmp_path, run__steps=2).folder, step=2)
+
+
+@pytest.mark.parametrize("holdout", [4, 0])
+def test_whole_sets_are_asked_row_by_row(tmp_path, holdout, monkeypatch):
+    given = {} if holdout else {"evaluate": {"every": 0}, "task__holdout": {"prompts": 0}}
+    folder = start(tmp_path, **given).folder
+    rows = [{"text": f"{i:03b}", "answer": f"{i:03b}"} for i in range(8)]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    before = sorted(folder.rglob("*"))
+    result = stretto.evaluate(folder, on="test.jsonl")
+    assert (result.n, result.asked, len(result.verdicts)) == (8, 8, 8) and result.reward is not None
+    assert sorted(folder.rglob("*")) == before
+    assert stretto.Run(folder).evaluate(on=tmp_path / "test.jsonl").verdicts == result.verdicts
+    assert stretto.evaluate(written(tmp_path, **given), on="test.jsonl").asked == 8
+    with pytest.raises(RecipeError, match="--on: there is no file"):
+        stretto.evaluate(folder, on="none.jsonl")
+    (tmp_path / "test.jsonl").write_text('{"other": 1}\n')
+    with pytest.raises(RecipeError, match="text"):
+        stretto.evaluate(folder, on="test.jsonl")

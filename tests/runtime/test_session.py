@@ -83,7 +83,16 @@ def test_what_was_expected_stands_beside_what_was_measured(run):
 def test_every_line_of_metrics_has_every_key(run):
     first, *rows = lines(run.folder / "metrics.jsonl")
     passes = {f"eval/pass_at_{k}{over}" for k in (1, 2, 3) for over in ("", "_n")}
-    evaluated = {"eval/accuracy", "eval/low", "eval/high", "eval/n", "eval/asked", "seconds/evaluate"}
+    evaluated = {
+        "eval/reward",
+        "eval/reward/part/accuracy",
+        "eval/accuracy",
+        "eval/low",
+        "eval/high",
+        "eval/n",
+        "eval/asked",
+        "seconds/evaluate",
+    }
     assert first.keys() == {"step"} | evaluated | passes
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     for row in rows:

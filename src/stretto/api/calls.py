@@ -135,25 +135,29 @@ def evaluate(
     environment: Environment | str | None = None,
     algorithm: Callable[..., Any] | str | None = None,
     changes: Changes = (),
+    on: str | os.PathLike[str] | None = None,
     note: Note | None = None,
 ) -> Evaluation:
-    """How well the held-out prompts are answered: by a run's newest checkpoint or a recipe's model before training."""
+    """How well the held-out prompts are answered: by a run's newest checkpoint or a recipe's model before training.
+
+    `on` is a file of JSON lines; then every row of it is asked instead, as the recipe's task words it.
+    """
     from stretto.runtime.questions import evaluate_recipe, evaluate_run
 
-    told = note or _note(quiet=False)
+    told, file = note or _note(quiet=False), None if on is None else Path(on)
     if (place := run_folder(target)) is not None:
         recipe, root, functions, own = _recipe_of(
             place, changes, rewards=rewards, environment=environment, algorithm=algorithm
         )
         check_changed(recipe, root, functions, training=False)
         with _served(functions) as given:
-            return threads.outside_loops(evaluate_run, place, changes=own, note=told, given=given)
+            return threads.outside_loops(evaluate_run, place, changes=own, on=file, note=told, given=given)
     source = source_of(target)
     root = folder_of(source)
     functions, found = collect(rewards=rewards, environment=environment, algorithm=algorithm, root=root)
     with _served(functions) as given:
         opened = open_recipe(source, [found, *listed(changes)], deep=True, training=False, functions=functions)
-        return threads.outside_loops(evaluate_recipe, opened, root=root, note=told, given=given)
+        return threads.outside_loops(evaluate_recipe, opened, root=root, on=file, note=told, given=given)
 
 
 def sample(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,12 +53,21 @@ class Run:
 
     def samples(self, step: int | None = None) -> list[dict[str, Any]]:
         """Every trajectory of a step, by default of the last, as docs/reference/run-folder.md describes them."""
-        wanted = self.steps if step is None else step
-        path = self.folder / "samples" / f"step-{wanted:06d}.jsonl"
+        return self._answers("step", step)
+
+    def held_out(self, step: int | None = None) -> list[dict[str, Any]]:
+        """The held-out answers of the evaluation after a step, by default of the last one, as `samples` has them."""
+        return self._answers("eval", step)
+
+    def _answers(self, kind: str, step: int | None) -> list[dict[str, Any]]:
+        folder = self.folder / "samples"
+        there = sorted(int(each.stem.partition("-")[2]) for each in folder.glob(f"{kind}-*.jsonl"))
+        newest = self.steps if kind == "step" or not there else there[-1]
+        path = folder / f"{kind}-{newest if step is None else step:06d}.jsonl"
         if not path.is_file():
-            there = sorted(int(each.stem.partition("-")[2]) for each in path.parent.glob("step-*.jsonl"))
             fix = f"ask for a step from {there[0]} to {there[-1]}" if there else "train it first"
-            raise RecipeError.of(f"samples({wanted})", f"{self.folder} holds no samples of this step", fix)
+            what = f"{'held_out' if kind == 'eval' else 'samples'}({newest if step is None else step})"
+            raise RecipeError.of(what, f"{self.folder} holds no samples of this step", fix)
         return _rows(path)
 
     @property
@@ -78,12 +88,12 @@ class Run:
             raise none_yet(self.folder)
         return latest
 
-    def evaluate(self, changes: Changes = ()) -> Evaluation:
-        """Asks the newest checkpoint the held-out prompts; `changes` are as in `stretto.evaluate`."""
+    def evaluate(self, changes: Changes = (), *, on: str | os.PathLike[str] | None = None) -> Evaluation:
+        """Asks the newest checkpoint the held-out prompts; `changes` and `on` are as in `stretto.evaluate`."""
         from stretto.api.calls import evaluate
 
         given: dict[str, Any] = {"rewards": self.rewards, "environment": self.environment, "algorithm": self.algorithm}
-        return evaluate(self, **given, changes=changes)
+        return evaluate(self, **given, changes=changes, on=on)
 
     def sample(self, prompts: str | Sequence[str | Sequence[Message]], *, n: int = 1, **options: Any) -> list[Answer]:
         """What the newest checkpoint answers; `options` are those of `stretto.sample`."""

@@ -25,14 +25,13 @@ from stretto.models.template_file import use_template
 from stretto.plugins import folders_of
 from stretto.recipe.resolve import longest_prompt
 from stretto.recipe.schema import ModelReward, Recipe, Scratch
-from stretto.rewards.base import FULL_MARKS
 from stretto.rewards.combine import Rewards
 from stretto.rewards.rehearsal import pretended
 from stretto.rewards.score import Scored, score
 from stretto.sandbox.pool import Pool
 from stretto.tasks.examples import chats_of
 from stretto.tasks.source import load_prompts, split
-from stretto.types import Prompt, Reward, Trajectory
+from stretto.types import FULL_MARKS, Prompt, Reward, Trajectory
 
 SHOWN = 2
 """Prompts that are shown."""

@@ -16,10 +16,13 @@ def evaluate(
     changes: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe.")
     ] = None,
+    on: Annotated[
+        Path | None, typer.Option("--on", metavar="FILE", help="Ask every row of this JSONL file instead.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Ask the held-out prompts: a run's newest checkpoint, or the model of a recipe before training."""
-    result = api.evaluate(target, changes=changes or (), note=render.note)
+    result = api.evaluate(target, changes=changes or (), on=on, note=render.note)
     if json:
         render.document(result.document())
         return
@@ -30,7 +33,11 @@ def evaluate(
         low, high = result.interval
         within = f"95 % interval {low:.3f} to {high:.3f}, {result.prompts}"
         lines.append(f"accuracy     {result.accuracy:.3f}  ({within})")
-    lines += measured_words(result)
+    if result.reward is not None:
+        lines.append(f"reward       {result.reward:.3f}")
+        if len(result.parts) > 1:
+            lines += [f"  {render.plain(name):<10} {mean:.3f}" for name, mean in result.parts.items()]
+    lines += measured_words(result.measures)
     for k, chance in result.pass_at_k.items():
         over = "" if result.pass_n[k] == result.asked else f"  ({of_asked(result.pass_n[k], result.asked)})"
         lines.append(f"pass@{k:<7} {chance:.3f}{over}")

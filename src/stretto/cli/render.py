@@ -93,6 +93,14 @@ DISK = frozenset(
 """What the system says of a disk that is full, broken, away or forbidden, and of too many open files."""
 
 
+FIXES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make it a file that you may read and write"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit on open files (ulimit -n)"),
+}
+"""Code of a refusal -> what helps."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
     """Shows why a command ends early, and returns its exit code."""
@@ -129,7 +137,9 @@ class Failures:
     def disk(self, error: OSError) -> int:
         """The system refused to read or write, at a place that expected no such thing."""
         where = error.filename or "this machine"
-        text = f"{where}: {error.strerror}\n    fix: make room, mend the disk or the permissions, then try again"
+        text = f"{where}: {error.strerror}\n    fix: {FIXES.get(error.errno or 0, 'mend the disk')}, then try again"
+        if error.errno in (errno.EACCES, errno.EPERM):  # which no traceback explains
+            return self.expected(StrettoError(text))
         return self.expected(StrettoError(f"{text}\n{_keep(error)}"))
 
     def bug(self, error: Exception) -> int:

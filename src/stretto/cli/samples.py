@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,9 @@ def samples(
     best: Annotated[bool, typer.Option("--best", help="Those with the largest reward first.")] = False,
     worst: Annotated[bool, typer.Option("--worst", help="Those with the smallest reward first.")] = False,
     dropped: Annotated[bool, typer.Option("--dropped", help="Only those that were not trained on.")] = False,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Greedy answers to held-out prompts, of the evaluation after a step.")
+    ] = False,
     most: Annotated[int, typer.Option("--most", min=1, help="How many to show.")] = 8,
     full: Annotated[bool, typer.Option("--full", help="Whole conversations, with special tokens.")] = False,
 ) -> None:
@@ -28,14 +32,38 @@ def samples(
     asked = [order for order, given in orders.items() if given]
     if len(asked) > 1:
         raise RecipeError.of(f"--{asked[1]}", f"has no effect beside --{asked[0]}", "leave out one of the two")
+    if held_out and dropped:
+        raise RecipeError.of(
+            "--dropped", "has no effect beside --held-out: no held-out answer is trained on", "omit it"
+        )
     record = RunRecord(run)
-    there = list(record.sampled)
+    there = list(record.evaluated if held_out else record.sampled)
     wanted = step if step is not None else (there[-1] if there else 0)
-    if wanted not in record.sampled:
-        fix = f"ask for a step from {there[0]} to {there[-1]}" if there else "train it first"
-        raise RecipeError.of("--step", f"{run} holds no samples of step {wanted}", fix)
+    if wanted not in there:
+        raise RecipeError.of("--step", *no_answers(record, wanted, there, held_out=held_out))
     parts = [part for part in record.setting("rewards", []) if isinstance(part, dict)]
     weights = {str(part.get("name", "accuracy")): float(part.get("weight", 1.0)) for part in parts}
     facts = find_facts(str(record.setting("algorithm.name")))
     order = asked[0] if asked else "first"
-    render.screen().print(page(record.samples(wanted), weights, facts, order=order, most=most, full=full))
+    rows = record.samples(wanted, held_out=held_out)
+    lacks = record.truncated(wanted, rows, held_out=held_out)
+    text = page(
+        rows, weights, facts, step=wanted, held_out=held_out, truncated=lacks, order=order, most=most, full=full
+    )
+    render.screen().print(text)
+
+
+def no_answers(run: RunRecord, step: int, there: Sequence[int], *, held_out: bool) -> tuple[str, str]:
+    """Why there are no answers of a step, and what to do."""
+    what = "held-out answers" if held_out else "samples"
+    if not there:
+        return f"{run.folder} holds no {what}", "train it with evaluate.every above 0" if held_out else "train it first"
+    if held_out or not there[0] < step < there[-1]:
+        listed = ", ".join(map(str, there)) if held_out and len(there) <= 12 else f"from {there[0]} to {there[-1]}"
+        return (
+            f"{run.folder} holds no {what} of step {step}",
+            f"ask for a step {'of ' if ', ' in listed else ''}{listed}",
+        )
+    near = min(there, key=lambda each: abs(each - step))
+    reason = f"samples/step-{step:06d}.jsonl is missing, though steps {there[0]} to {there[-1]} were sampled"
+    return reason, f"restore the file, or ask for another step, such as {near}"

@@ -7,23 +7,32 @@ that kept no verdicts, as shares.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, median
 from typing import Any
 
+from stretto.recipe.schema.rewards import RewardPart
 from stretto.report.chances import Difference, paired, unpaired
 from stretto.report.read_run import RunRecord, changed_keys, flat
 from stretto.report.samples_text import harmless
+from stretto.types import FULL_MARKS
 
 LAST = 5
 """Steps at the end whose rewards are averaged."""
 
+PART = "eval/reward/part/"
+"""Prefix of the metrics of held-out parts of the reward."""
+
 PAIRS = 10
 """Pairs of runs that are put into sentences, those with the first run before others."""
 
-SAME_TASK = ("task.source.", "task.holdout.", "rewards.")
-"""Keys that decide which prompts are held out and when an answer is right."""
+SAME_PROMPTS = ("task.source.", "task.holdout.")
+"""Keys that decide which prompts are held out."""
+
+SAMPLED = ("task.source.seed", "task.source.count")
+"""Keys that choose other prompts of the same kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +57,12 @@ class RunSummary:
     """Prompt id -> whether it was answered right there; empty where the run kept none."""
     reward: float | None
     """Mean reward of the last steps."""
+    heldout_reward: float | None
+    """Mean held-out reward at the last evaluation."""
+    heldout_parts: Mapping[str, float]
+    """Part of the reward -> its held-out mean there."""
+    lost: str
+    """Steps that metrics.jsonl lacks, in words; empty if it lacks none."""
     seconds: float | None
     """Seconds of a step, the median."""
     memory_gb: float | None
@@ -72,6 +87,9 @@ class RunSummary:
             prompts=int(last.get("eval/n", 0)) if last else 0,
             verdicts={} if step is None else verdicts_of(run, step),
             reward=fmean(rewards) if rewards else None,
+            heldout_reward=last.get("eval/reward") if last else None,
+            heldout_parts={n.removeprefix(PART): value for n, value in (last or {}).items() if n.startswith(PART)},
+            lost=run.lost,
             seconds=median(seconds) if seconds else None,
             memory_gb=max((row["memory/peak_gb"] for row in rows if "memory/peak_gb" in row), default=None),
         )
@@ -87,14 +105,26 @@ class RunComparison:
     """Dotted key -> its value in each run, of the keys in which they differ."""
     differences: Mapping[tuple[str, str], Difference]
     """(run, other run) -> how far the accuracy of the other is above that of the first."""
+    verdicts: Mapping[tuple[str, str], str]
+    """(run, other run) -> whether they can be told apart, or why their accuracies do not measure the same."""
 
     def __str__(self) -> str:
-        parts = ["\n".join(table(self.runs)), "\n".join(self._changes()), "\n".join(self.sentences())]
+        lost = [f"{run.name}: {run.lost}; its numbers are of the other steps" for run in self.runs if run.lost]
+        parts = ["\n".join([*table(self.runs), *lost]), "\n".join(self._parts()), "\n".join(self._changes())]
+        parts.append("\n".join(self.sentences()))
         return "\n\n".join(part for part in parts if part)
 
     def sentences(self) -> list[str]:
         """Which runs can be told apart."""
-        return [sentence(*names, difference) for names, difference in list(self.differences.items())[:PAIRS]]
+        return list(self.verdicts.values())[:PAIRS]
+
+    def _parts(self) -> list[str]:
+        """Held-out means of the parts of the reward, where some run has several."""
+        names = list(dict.fromkeys(name for run in self.runs for name in run.heldout_parts))
+        if len(names) < 2:
+            return []
+        rows = [["held-out part", *(run.name for run in self.runs)]]
+        return columns(rows + [[name, *(_number(run.heldout_parts.get(name)) for run in self.runs)] for name in names])
 
     def _changes(self) -> list[str]:
         if not self.changed:
@@ -110,10 +140,24 @@ def compare(runs: Sequence[RunRecord]) -> RunComparison:
     found = [RunSummary.of(run) for run in runs]
     changed = changed_keys(list(runs))
     differences: dict[tuple[str, str], Difference] = {}
+    verdicts: dict[tuple[str, str], str] = {}
     for (i, one), (j, other) in combinations(enumerate(found), 2):
         if one.accuracy is not None and other.accuracy is not None and one.prompts and other.prompts:
-            differences[names[i], names[j]] = accuracy_difference(one, other, same_task=same_task(runs[i], runs[j]))
-    return RunComparison(runs=tuple(found), changed=changed, differences=differences)
+            pair = names[i], names[j]
+            differences[pair], verdicts[pair] = pair_verdict(pair, (runs[i], runs[j]), (one, other))
+    return RunComparison(runs=tuple(found), changed=changed, differences=differences, verdicts=verdicts)
+
+
+def pair_verdict(
+    names: tuple[str, str], runs: tuple[RunRecord, RunRecord], found: tuple[RunSummary, RunSummary]
+) -> tuple[Difference, str]:
+    """How far the accuracy of the second run is above that of the first, and a sentence on it."""
+    (one, other), same = names, same_prompts(*runs)
+    difference = accuracy_difference(*found, same_prompts=same)
+    if why := measured_apart(*runs):
+        told = f"{one} and {other}: {why}, so the accuracies do not measure the same and there is no winner"
+        return difference, told
+    return difference, sentence(one, other, difference, same_prompts=same)
 
 
 def verdicts_of(run: RunRecord, step: int) -> dict[str, bool]:
@@ -123,12 +167,15 @@ def verdicts_of(run: RunRecord, step: int) -> dict[str, bool]:
             right, wrong = (event.get(name) for name in ("right", "wrong"))
             if isinstance(right, list) and isinstance(wrong, list):
                 return dict.fromkeys(map(str, wrong), False) | dict.fromkeys(map(str, right), True)
+    with suppress(KeyError, TypeError, ValueError):  # the answers say it too, where they were kept
+        judged = [row for row in run.samples(step, held_out=True) if row.get("reward")]
+        return {str(row["prompt"]): float(row["reward"]["outcome"]) >= FULL_MARKS for row in judged}
     return {}
 
 
-def accuracy_difference(one: RunSummary, other: RunSummary, *, same_task: bool) -> Difference:
+def accuracy_difference(one: RunSummary, other: RunSummary, *, same_prompts: bool) -> Difference:
     """How far the second is above the first: by prompts where both were asked the same, else by numbers."""
-    found = paired(one.verdicts, other.verdicts) if same_task else None
+    found = paired(one.verdicts, other.verdicts) if same_prompts else None
     if found is not None and found.prompts == one.prompts == other.prompts:
         return found
     assert one.accuracy is not None and other.accuracy is not None
@@ -137,15 +184,58 @@ def accuracy_difference(one: RunSummary, other: RunSummary, *, same_task: bool) 
     )
 
 
-def same_task(one: RunRecord, other: RunRecord) -> bool:
-    """True if both hold out the same prompts and judge alike."""
-    mine, theirs = ({k: v for k, v in flat(run.recipe) if k.startswith(SAME_TASK)} for run in (one, other))
+def same_prompts(one: RunRecord, other: RunRecord) -> bool:
+    """True if both hold out the same prompts."""
+    mine, theirs = ({k: v for k, v in flat(run.recipe) if k.startswith(SAME_PROMPTS)} for run in (one, other))
     return mine == theirs
 
 
-def sentence(one: str, other: str, difference: Difference) -> str:
+def measured_apart(one: RunRecord, other: RunRecord) -> str:
+    """Why the accuracies of two runs do not measure the same, in words; empty if they do: other rewards make other
+    answers right, and other data hold other prompts out."""
+    mine, theirs = (dict(flat({"rewards": scoring(run)})) for run in (one, other))
+    if keys := _differing(mine, theirs):
+        return f"their rewards differ ({', '.join(keys)})"
+    mine, theirs = (dict(flat({"task": {"source": run.setting("task.source", {})}})) for run in (one, other))
+    keys = [key for key in _differing(mine, theirs) if key not in SAMPLED]
+    return f"their tasks differ ({', '.join(keys)})" if keys else ""
+
+
+def scoring(run: RunRecord) -> dict[str, Any]:
+    """What of a run's recipe decides that an answer is right: the parts of the reward that judge, whatever they are
+    called and weigh; the environment where it gives the signal; the reward model where nothing else scores."""
+    parts = [dict(part) for part in run.setting("rewards") or () if isinstance(part, Mapping)]
+    counted = [part for part in parts if _judges(part) and (part.get("weight", 1.0) or 0) > 0]
+    found: dict[str, Any] = {}
+    for part in counted or parts:
+        free = ("name", "weight", *["deadline"] * (":" in str(part.get("kind"))))
+        kept = {key: value for key, value in part.items() if key not in free}
+        found[f"{part.get('kind')}{'+' * sum(name.startswith(str(part.get('kind'))) for name in found)}"] = kept
+    if any(part.get("kind") == "signal" for part in counted):
+        section = run.setting("environment", {})
+        found["environment"] = {key: value for key, value in section.items() if key not in ("deadline", "hosts")}
+    if not counted and parts:
+        found["reward_model"] = run.setting("roles.reward_model")
+    return found
+
+
+def _judges(part: Mapping[str, Any]) -> bool:
+    """True for a part of a kind that says of an answer that it is right."""
+    try:
+        return RewardPart(**part).judges
+    except ValueError:  # of another version
+        return True
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Keys whose values differ."""
+    return [key for key in dict.fromkeys((*one, *other)) if one.get(key) != other.get(key)]
+
+
+def sentence(one: str, other: str, difference: Difference, *, same_prompts: bool) -> str:
     """Whether two runs can be told apart, in words."""
-    kind = "the same prompts" if difference.paired else "each run's own prompts"
+    kind = "the same prompts" if same_prompts else "each run's own prompts"
+    kind += "" if difference.paired or not same_prompts else ", compared as shares because a run kept no verdicts"
     numbers = (
         f"{difference.value:+.2f}, 95 % interval {difference.low:+.2f} to {difference.high:+.2f}, "
         f"p {difference.chance:.2g}, {kind}"
@@ -163,13 +253,15 @@ def sentence(one: str, other: str, difference: Difference) -> str:
 
 def table(runs: Sequence[RunSummary]) -> list[str]:
     """A row for each run."""
-    rows = [["run", "steps", "accuracy", "95 % interval", "reward", "s/step", "GB"]]
+    heldout = any(run.heldout_reward is not None for run in runs)
+    rows = [["run", "steps", "accuracy", "95 % interval", *["held-out reward"] * heldout, "reward", "s/step", "GB"]]
     for run in runs:
         accuracy = "-" if run.accuracy is None else f"{run.accuracy:.2f}"
         accuracy += "" if run.evaluated in (None, run.steps) else f" (step {run.evaluated})"
         interval = "-" if run.interval is None else f"{run.interval[0]:.2f} to {run.interval[1]:.2f}"
         steps = f"{run.steps}" if run.steps == run.of_steps else f"{run.steps} of {run.of_steps}"
-        rows.append([run.name, steps, accuracy, interval, *map(_number, (run.reward, run.seconds, run.memory_gb))])
+        numbers = [*[run.heldout_reward] * heldout, run.reward, run.seconds, run.memory_gb]
+        rows.append([run.name, steps, accuracy, interval, *map(_number, numbers)])
     return columns(rows)
 
 

@@ -46,8 +46,11 @@ class Progress(Protocol):
         """One answer of the step that ended, as its samples file has it."""
         ...
 
-    def evaluated(self, step: int, accuracy: float, low: float, high: float, prompts: str = "") -> None:
-        """The held-out accuracy after a step, with its interval and the prompts that it is over, in words."""
+    def evaluated(
+        self, step: int, accuracy: float, low: float, high: float, prompts: str = "", reward: float | None = None
+    ) -> None:
+        """The held-out accuracy after a step, with its interval, the prompts that it is over, in words, and the mean
+        held-out reward, if there is one."""
         ...
 
     def finish(self, summary_lines: Sequence[str]) -> None:
@@ -83,6 +86,8 @@ class _Course:
     """Mean reward by step."""
     accuracies: dict[int, float] = field(default_factory=dict)
     """Held-out accuracy by step."""
+    heldout_rewards: dict[int, float] = field(default_factory=dict)
+    """Mean held-out reward by step."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Those of the newest step."""
 
@@ -103,16 +108,22 @@ class _Course:
             words.append(f"ETA {self._eta(step)}")
         return "  ".join(words)
 
-    def evaluated(self, step: int, accuracy: float, low: float, high: float, prompts: str) -> str:
+    def evaluated(self, step: int, accuracy: float, low: float, high: float, prompts: str, reward: float | None) -> str:
         """Notes an evaluation and says it in a few words."""
         self.accuracies[step] = accuracy
         over = f" on {prompts}" if prompts else ""
-        return f"held-out accuracy {accuracy:.2f} [{low:.2f}, {high:.2f}]{over}"
+        told = f"held-out accuracy {accuracy:.2f} [{low:.2f}, {high:.2f}]{over}"
+        if reward is None:
+            return told
+        self.heldout_rewards[step] = reward
+        return f"{told}, reward {reward:.3f}"
 
     def curves(self, width: int, marks: str) -> str:
-        """Both curves, each under its title."""
+        """Every curve under its title; held-out rewards where they are something else than the accuracy."""
         parts = []
-        for title, values in (("reward", self.rewards), ("held-out accuracy", self.accuracies)):
+        titled = [("reward", self.rewards), ("held-out accuracy", self.accuracies)]
+        titled += [("held-out reward", self.heldout_rewards)] * (self.heldout_rewards != self.accuracies)
+        for title, values in titled:
             if drawn := curve(list(values.values()), width, 5, marks):
                 parts.append(f"{title}, step {min(values)} to {max(values)}\n{drawn}")
         return "\n\n".join(parts)
@@ -146,9 +157,11 @@ class PlainProgress:
     def sampled(self, row: Mapping[str, Any]) -> None:
         """Nothing: `stretto samples` shows answers."""
 
-    def evaluated(self, step: int, accuracy: float, low: float, high: float, prompts: str = "") -> None:
+    def evaluated(
+        self, step: int, accuracy: float, low: float, high: float, prompts: str = "", reward: float | None = None
+    ) -> None:
         """A line of its own."""
-        self._line(f"step {step}: {self._course.evaluated(step, accuracy, low, high, prompts)}")
+        self._line(f"step {step}: {self._course.evaluated(step, accuracy, low, high, prompts, reward)}")
 
     def finish(self, summary_lines: Sequence[str]) -> None:
         """Curves and summary as text, in characters that the stream can encode."""
@@ -189,7 +202,9 @@ class SilentProgress:
     def sampled(self, row: Mapping[str, Any]) -> None:
         """Nothing."""
 
-    def evaluated(self, step: int, accuracy: float, low: float, high: float, prompts: str = "") -> None:
+    def evaluated(
+        self, step: int, accuracy: float, low: float, high: float, prompts: str = "", reward: float | None = None
+    ) -> None:
         """Nothing."""
 
     def finish(self, summary_lines: Sequence[str]) -> None:
@@ -243,9 +258,11 @@ class LiveProgress:
         """Shows the answer until the next step."""
         self._answer = row
 
-    def evaluated(self, step: int, accuracy: float, low: float, high: float, prompts: str = "") -> None:
+    def evaluated(
+        self, step: int, accuracy: float, low: float, high: float, prompts: str = "", reward: float | None = None
+    ) -> None:
         """Shows the newest accuracy until the next."""
-        self._bar.update(self._task, accuracy=self._course.evaluated(step, accuracy, low, high, prompts))
+        self._bar.update(self._task, accuracy=self._course.evaluated(step, accuracy, low, high, prompts, reward))
 
     def finish(self, summary_lines: Sequence[str]) -> None:
         """Leaves the bar as it is and prints curves and summary below it."""

@@ -22,11 +22,14 @@ def curve(values: Sequence[float], width: int, height: int, marks: str = BLOCKS)
     points = _resample([value for value in values if math.isfinite(value)], width)
     if not points:
         return ""
-    low, high = min(points), max(points)
+    low, high = least, most = min(points), max(points)
     full = len(marks) - 1
-    scale = (height * full - 1) / (high - low) if high > low else 0.0
-    levels = [1 + round((point - low) * scale) for point in points]
-    labels = {0: f"{low:.3g}"} | ({height - 1: f"{high:.3g}"} if high > low else {})
+    span = high - low
+    if not math.isfinite(span):  # halves of what is too far apart for a float are not
+        points, low, high = [point / 2 for point in points], low / 2, high / 2
+        span = high - low
+    levels = [1 + round((point - low) / span * (height * full - 1)) if span else 1 for point in points]
+    labels = {0: f"{least:.3g}"} | ({height - 1: f"{most:.3g}"} if most > least else {})
     margin = max(map(len, labels.values()))
     rows = []
     for row in reversed(range(height)):
@@ -42,4 +45,12 @@ def _resample(values: Sequence[float], width: int) -> list[float]:
     count = len(values)
     edges = [column * count // width for column in range(width + 1)]
     bins = [values[left : max(right, left + 1)] for left, right in pairwise(edges)]
-    return [sum(found) / len(found) for found in bins]
+    return [_mean(found) for found in bins]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean of some numbers, also where their sum is too large for a float."""
+    mean = sum(values) / len(values)
+    if math.isfinite(mean):
+        return mean
+    return min(max(sum(value / len(values) for value in values), min(values)), max(values))

@@ -89,6 +89,9 @@ def _alive(run: RunRecord, now: float) -> Iterator[Finding]:
     elif seconds and not run.finished:
         text = f"It stopped after step {run.steps} of {run.setting('run.steps')}."
         yield Finding(level="notice", text=text, fix=f"go on with: stretto resume {run.folder}")
+    if run.lost:
+        text = f"{run.lost}; the numbers of this page are of the other steps."
+        yield Finding(level="notice", text=text, fix="restore the file from a copy, if there is one")
     if resumed := sum(event.get("kind") == "resumed" for event in run.events):
         yield Finding(level="notice", text=f"It was resumed {resumed} time{'s' if resumed > 1 else ''}.")
 

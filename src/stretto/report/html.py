@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.algorithms.catalog import find_facts
-from stretto.report.pack import blob, columns, packed_spans, packed_step
+from stretto.report.pack import blob, columns, packed_heldout, packed_spans, packed_step
 from stretto.report.read_run import RunRecord, changed_keys, flat
 from stretto.storage.atomic import replace
 
@@ -37,6 +37,7 @@ SCRIPTS = (
     "curves.js",
     "tokens.js",
     "answers.js",
+    "heldout.js",
     "timeline.js",
     "main.js",
 )
@@ -61,7 +62,9 @@ class ReportPage:
         runs = [RunRecord(folder, over=over) for folder in self.folders]
         style, script = _joined(STYLES), f"/*\n{_joined((LICENCE,))}*/\n{_joined(SCRIPTS)}"
         timelines = [blob(packed_spans(run.spans)) for run in runs]
-        room = LIMIT - len(_shell()) - len(style) - len(script) - sum(map(len, timelines)) - _head_room(runs)
+        heldout = [_heldout(run, LIMIT // (8 * len(runs))) for run in runs]
+        beside = sum(len(text) for text in (*timelines, *heldout) if text)
+        room = LIMIT - len(_shell()) - len(style) - len(script) - beside - _head_room(runs)
         answers = [self._answers(run, max(0, room) // len(runs)) for run in runs]
         told = [*explained, *[None] * (len(runs) - len(explained))]
         head = {
@@ -71,6 +74,7 @@ class ReportPage:
         }
         blobs = {"head": blob(head)}
         for index, (timeline, kept) in enumerate(zip(timelines, answers, strict=True)):
+            blobs |= {f"heldout-{index}": text} if (text := heldout[index]) else {}
             blobs |= {f"timeline-{index}": timeline} | {f"step-{index}-{step}": text for step, text in kept.items()}
         title = " · ".join(run.name for run in runs)
         yield from _page(title, style, script, blobs)
@@ -153,8 +157,15 @@ def _run(run: RunRecord, answers: Mapping[int, str], explained: Mapping[str, Any
         "price_per_gpu_hour": run.setting("placement.price_per_gpu_hour"),
         "sampled": len(run.sampled),
         "answers": list(answers),
+        "heldout": list(run.evaluated),
         "explained": explained,
     }
+
+
+def _heldout(run: RunRecord, limit: int) -> str | None:
+    """The blob of the held-out answers of a run's first and last evaluation; none where none were kept."""
+    steps = list(dict.fromkeys([*list(run.evaluated)[:1], *list(run.evaluated)[-1:]]))
+    return packed_heldout({step: run.samples(step, held_out=True) for step in steps}, limit=limit)
 
 
 def _head_room(runs: Sequence[RunRecord]) -> int:

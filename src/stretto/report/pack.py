@@ -18,6 +18,8 @@ from stretto.report.timeline import Span
 
 MOST_SPANS = 60_000
 """Pieces of work that a timeline holds; a longer run shows its newest."""
+SHOWN = 300
+"""Characters of a prompt or an answer in the table of held-out answers."""
 THOUSANDTHS = 1000
 """Log-probabilities and advantages are kept in thousandths."""
 
@@ -99,6 +101,38 @@ def packed_step(rows: Sequence[Mapping[str, Any]], *, limit: int) -> str | None:
             return text
         count = min(count - 1, int(count * limit / len(text)))
     return None
+
+
+def packed_heldout(evaluations: Mapping[int, Sequence[Mapping[str, Any]]], *, limit: int) -> str | None:
+    """The blob of held-out answers of some evaluations, a line for each prompt, of at most so many letters; none where
+    there are none, or not even one fits."""
+    lines: dict[str, dict[str, Any]] = {}
+    for place, rows in enumerate(evaluations.values()):
+        for row in rows:
+            with suppress(KeyError, TypeError, ValueError, IndexError, AttributeError):  # no trajectory of ours
+                line = {
+                    "prompt": str(row["prompt"])[:SHOWN],
+                    "asked": _cut(row["messages"][-1]["content"]),
+                    "reference": None if row.get("reference") is None else _cut(row["reference"]),
+                    "answers": [None] * len(evaluations),
+                }
+                said = row["conversations"][-1]["text"] if row.get("answer") is None else row["answer"]
+                reward = row["reward"]["value"] if row.get("reward") else None
+                answer = {"text": _cut(said), "reward": reward, "failure": row.get("failure")}
+                lines.setdefault(str(row["prompt"]), line)["answers"][place] = answer
+    found, count = list(lines.values()), len(lines)
+    while count:
+        text = blob({"steps": list(evaluations), "rows": found[:count], "left_out": len(found) - count})
+        if len(text) <= limit:
+            return text
+        count = min(count - 1, int(count * limit / len(text)))
+    return None
+
+
+def _cut(value: Any) -> str:
+    """A text of a prompt or an answer, no longer than a line of a table shows."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 def _groups(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from stretto.errors import RecipeError
 from stretto.recipe import yaml_io
 from stretto.report.timeline import Span
 from stretto.storage import lock
-from stretto.storage.json_lines import numbers_of, parsed, read_rows, whole
+from stretto.storage.json_lines import content_of, numbers_of, parsed, read_rows, whole
 
-SAMPLES = re.compile(r"step-(\d{6,})\.jsonl")
+SAVED = re.compile(r"step-(\d{6,})")
+"""Name of a checkpoint's folder."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class RunRecord:
     @cached_property
     def recipe(self) -> dict[str, Any]:
         """Every key of the recipe, as the run used it, in sections."""
-        text = (self.folder / "recipe.yaml").read_text(encoding="utf-8")
+        text = content_of(self.folder / "recipe.yaml").decode("utf-8", errors="replace")
         data, _ = yaml_io.read(text, name=str(self.folder / "recipe.yaml"))
         return data if isinstance(data, dict) else {}
 
@@ -66,8 +68,8 @@ class RunRecord:
     @cached_property
     def plan(self) -> dict[str, Any]:
         """plan.json: cells, and what was `predicted` and `measured` where that is known."""
-        with suppress(OSError, ValueError, RecursionError):
-            plan = json.loads((self.folder / "plan.json").read_text(encoding="utf-8"))
+        with suppress(ValueError, RecursionError):
+            plan = json.loads(content_of(self.folder / "plan.json").decode("utf-8"))
             return plan if isinstance(plan, dict) else {}
         return {}
 
@@ -84,21 +86,62 @@ class RunRecord:
     @cached_property
     def spans(self) -> list[Span]:
         """What worked when, in the order in which it ended; seconds count from the start of the session it was in."""
-        path = self.folder / "timeline.json"
-        lines = path.read_bytes().split(b"\n") if path.is_file() else []
+        lines = content_of(self.folder / "timeline.json").split(b"\n")
         return [span for line in lines if (span := _span(line)) is not None]
 
     @cached_property
     def sampled(self) -> dict[int, Path]:
         """Step -> the file of its samples, in order."""
-        found = ((SAMPLES.fullmatch(path.name), path) for path in (self.folder / "samples").glob("step-*.jsonl"))
+        return self._steps_of("step")
+
+    @cached_property
+    def evaluated(self) -> dict[int, Path]:
+        """Step -> the file of the held-out answers after it, in order."""
+        return self._steps_of("eval")
+
+    def _steps_of(self, kind: str) -> dict[int, Path]:
+        named = re.compile(rf"{kind}-(\d{{6,}})\.jsonl")
+        found = ((named.fullmatch(path.name), path) for path in (self.folder / "samples").glob(f"{kind}-*.jsonl"))
         return dict(sorted((int(match[1]), path) for match, path in found if match))
 
-    def samples(self, step: int) -> list[dict[str, Any]]:
-        """Every trajectory of a step, as docs/reference/run-folder.md describes them; none where it has no file."""
-        path = self.sampled.get(step)
-        lines = [] if path is None else path.read_bytes().split(b"\n")
+    def samples(self, step: int, *, held_out: bool = False) -> list[dict[str, Any]]:
+        """Every trajectory of a step, or the `held_out` ones of the evaluation after it, as
+        docs/reference/run-folder.md describes them; none where there is no file."""
+        path = (self.evaluated if held_out else self.sampled).get(step)
+        lines = [] if path is None else content_of(path).split(b"\n")
         return [row for line in lines if (row := parsed(line)) is not None]
+
+    def truncated(self, step: int, rows: Sequence[Mapping[str, Any]], *, held_out: bool = False) -> str:
+        """What a file of answers lacks of those that metrics.jsonl counts, in words; empty if it lacks none."""
+        path = (self.evaluated if held_out else self.sampled)[step]
+        metrics: Mapping[str, float] = next((row for row in self.metrics if row["step"] == step), {})
+        wanted = int(metrics.get("eval/asked" if held_out else "trajectories/launched", 0))
+        torn = not rows or not content_of(path).endswith(b"\n")
+        if len(rows) >= wanted and not torn:
+            return ""
+        told = f"{len(rows)} of {wanted} answers are left" if len(rows) < wanted else "answers are missing at its end"
+        return f"samples/{path.name} is truncated: {told}"
+
+    @cached_property
+    def gaps(self) -> list[tuple[int, int]]:
+        """(first, last) of each range of steps that were taken and that metrics.jsonl has no line of: those between
+        its lines, and those up to the newest checkpoint."""
+        there = sorted({int(row["step"]) for row in self.metrics})
+        saved = [
+            int(match[1]) for path in self.folder.glob("checkpoints/step-*") if (match := SAVED.fullmatch(path.name))
+        ]
+        edges = [0, *(step for step in there if step > 0), max([*there, *saved], default=0) + 1]
+        return [(low + 1, high - 1) for low, high in pairwise(edges) if high - low > 1]
+
+    @property
+    def lost(self) -> str:
+        """The steps that metrics.jsonl lacks, in words; empty if it lacks none."""
+        if not self.gaps:
+            return ""
+        ranges = [f"{low}" if low == high else f"{low} to {high}" for low, high in self.gaps]
+        shown = ", ".join(ranges[:5]) + (f" and {len(ranges) - 5} more ranges" if len(ranges) > 5 else "")
+        one = len(self.gaps) == 1 and self.gaps[0][0] == self.gaps[0][1]
+        return f"metrics.jsonl lacks step{'' if one else 's'} {shown}"
 
     @property
     def steps(self) -> int:

@@ -86,28 +86,39 @@ def page(
     weights: Mapping[str, float],
     facts: AlgorithmFacts | None = None,
     *,
+    step: int | None = None,
+    held_out: bool = False,
+    truncated: str = "",
     order: Order = "first",
     most: int = 8,
     full: bool = False,
 ) -> str:
-    """The answers of a step. `full` shows whole conversations with their special tokens, and cuts nothing."""
+    """The answers of a step, or those to `held_out` prompts after it; `truncated` says what their file lacks.
+
+    `full` shows whole conversations with their special tokens, and cuts nothing.
+    """
     groups: dict[tuple[Any, Any], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         groups[row["prompt"], row["visit"]].append(row)
     found = chosen(rows, order)
-    uses = [use_text(row, groups[row["prompt"], row["visit"]], facts) for row in found[:most]]
+    uses = [None if held_out else use_text(row, groups[row["prompt"], row["visit"]], facts) for row in found[:most]]
     shown = [_sample(row, use, weights, full) for row, use in zip(found[:most], uses, strict=True)]
     used, judged = sum(bool(row.get("used")) for row in rows), sum(bool(row.get("reward")) for row in rows)
-    step = rows[0]["step"] if rows else 0
     what = {"first": "", "best": ", best first", "worst": ", worst first", "dropped": " that were not trained on"}
+    shown_step = step if step is not None else rows[0]["step"] if rows else 0
+    told = (
+        f"{len(rows)} held-out answers, {judged} with a verdict"
+        if held_out
+        else f"{len(rows)} answers to {len(groups)} prompts, {judged} with a verdict, {used} trained on"
+    )
     head = (
-        f"step {step}: {len(rows)} answers to {len(groups)} prompts, {judged} with a verdict, {used} trained on\n"
+        f"step {shown_step}: {told}\n{truncated}{chr(10) if truncated else ''}"
         f"{min(most, len(found))} of {len(found)} answers{what[order]}"
     )
     return "\n\n".join([head, *shown])
 
 
-def _sample(row: Mapping[str, Any], use: str, weights: Mapping[str, float], full: bool) -> str:
+def _sample(row: Mapping[str, Any], use: str | None, weights: Mapping[str, float], full: bool) -> str:
     lines = [f"prompt {harmless(str(row['prompt']))}, attempt {row['attempt']}"]
     lines += _field("asked", "\n".join(f"{each['role']}: {each['content']}" for each in row["messages"]), full)
     if full or row.get("answer") is None:
@@ -122,7 +133,8 @@ def _sample(row: Mapping[str, Any], use: str, weights: Mapping[str, float], full
     if "length" in stops:
         lines += _field("cut off", "yes: it reached the token limit", full)
     lines += _field("reward", reward_text(row.get("reward"), weights), full)
-    lines += _field("used", use, full)
+    if use is not None:
+        lines += _field("used", use, full)
     return "\n".join(lines)
 
 

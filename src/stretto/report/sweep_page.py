@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from stretto.report.chart import chart
-from stretto.report.compare_runs import RunSummary, accuracy_difference, columns, same_task, sentence, table
+from stretto.report.compare_runs import RunSummary, columns, pair_verdict, table
 from stretto.report.read_run import RunRecord
 
 SEED = "seed"
@@ -57,8 +57,8 @@ def page(runs: Sequence[SweptRun]) -> list[str]:
     judged = [pair for pair in zip(runs, summaries, strict=True) if pair[1].accuracy is not None and pair[1].prompts]
     if len(judged) > 1:
         (best, first), (next_best, second) = sorted(judged, key=lambda pair: -(pair[1].accuracy or 0.0))[:2]
-        alike = same_task(best.record, next_best.record)
-        lines += ["", sentence(second.name, first.name, accuracy_difference(second, first, same_task=alike))]
+        names, records = (second.name, first.name), (next_best.record, best.record)
+        lines += ["", pair_verdict(names, records, (second, first))[1]]
     return lines
 
 

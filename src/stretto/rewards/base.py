@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from stretto.types import Trajectory
+from stretto.types import FULL_MARKS, Trajectory
 
 
 class Costly(float):
@@ -20,9 +20,6 @@ class Costly(float):
 
 Verdict = Callable[[Trajectory], Awaitable[float | None]]
 """One part of a reward: what this trajectory is worth, usually between 0 and 1; None where the part does not apply."""
-
-FULL_MARKS = 1 - 1e-9
-"""Outcomes are shares of the full marks; partial credit is not a right answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,18 +7,22 @@ stands, once, as the message of the `RunStopped` that ends it. Files are only lo
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from stretto.errors import CheckpointError
 from stretto.recipe.schema import Recipe
 from stretto.report.console import Progress
-from stretto.runtime.evaluate import Evaluation, measured_words
+from stretto.runtime.evaluate import Evaluation, measured_words, of_asked
 from stretto.runtime.inputs import allowed_before
 from stretto.runtime.recipe_changes import as_arguments
 from stretto.runtime.recipe_file import load_run_recipe
 from stretto.storage.checkpoint import Checkpoints
+from stretto.storage.json_lines import numbers_of, read_rows
+
+PART = "eval/reward/part/"
+"""Prefix of the metrics of held-out parts of the reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,19 +76,34 @@ def sound(checkpoints: Checkpoints) -> Path:
     return latest
 
 
+def heldout_course(rows: Sequence[Mapping[str, float]]) -> list[str]:
+    """First and last evaluation of a run, by its metrics: those of the sessions before a resume count, too."""
+    lines, course = list[str](), [row for row in rows if row.keys() & {"eval/accuracy", "eval/loss"}]
+    if not course:
+        return lines
+    before, after = course[0], course[-1]
+    first, last = f"(step {before['step']:.0f})", f"(step {after['step']:.0f})"
+    if {"eval/accuracy"} <= before.keys() & after.keys():
+        within = ""
+        if {"eval/low", "eval/high"} <= after.keys():
+            within = f", 95 % interval {after['eval/low']:.2f} to {after['eval/high']:.2f}"
+        if "eval/n" in after:
+            unit = "pairs" if "eval/brier" in after else "prompts"
+            within += f", {of_asked(int(after['eval/n']), int(after.get('eval/asked', after['eval/n'])), unit)}"
+        accuracy = f"{before['eval/accuracy']:.2f} {first} -> {after['eval/accuracy']:.2f} {last}"
+        lines.append(f"held-out accuracy {accuracy}{within}")
+    told = sorted(name for name in before.keys() & after.keys() if name.startswith("eval/reward"))
+    for name in told[:1] if len(told) == 2 else told:  # one part alone is the reward
+        what = f"part {name.removeprefix(PART)}" if name.startswith(PART) else "reward"
+        lines.append(f"held-out {what} {before[name]:.3f} {first} -> {after[name]:.3f} {last}")
+    for old, new in zip(measured_words(before), measured_words(after), strict=False):
+        lines.append(f"{old} {first} -> {new.removeprefix('held-out ')} {last}")
+    return lines
+
+
 def summary(found: Finished) -> list[str]:
     """What to tell the user at the end."""
-    lines = []
-    if found.evaluations:
-        (first, before), (last, after) = found.evaluations[0], found.evaluations[-1]
-        if before.accuracy is not None and after.accuracy is not None and after.interval is not None:
-            low, high = after.interval
-            lines.append(
-                f"held-out accuracy {before.accuracy:.2f} (step {first}) -> {after.accuracy:.2f} (step {last}), "
-                f"95 % interval {low:.2f} to {high:.2f}, {after.prompts}"
-            )
-        for old, new in zip(measured_words(before), measured_words(after), strict=True):
-            lines.append(f"{old} (step {first}) -> {new.removeprefix('held-out ')} (step {last})")
+    lines = heldout_course([numbers_of(row) for row in read_rows(found.folder / "metrics.jsonl")])
     places = {"model": found.model, "metrics": found.folder / "metrics.jsonl"}
     if (samples := found.folder / "samples").is_dir() and any(samples.iterdir()):
         places["samples"] = samples

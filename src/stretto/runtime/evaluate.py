@@ -8,16 +8,18 @@ missing verdicts would have been, and more of them than `guards.reward_error_sha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
+from statistics import fmean
 
 from stretto.environments.trajectory import RolloutStart
-from stretto.rewards.base import FULL_MARKS, sampled_tokens
+from stretto.rewards.base import sampled_tokens
 from stretto.rewards.score import Scored
 from stretto.runtime import guards
+from stretto.runtime.metrics import part_means
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.schedule import sample
 from stretto.storage.pass_rates import interval, pass_at_k, wilson
-from stretto.types import Group, Prompt
+from stretto.types import FULL_MARKS, Group, Prompt
 
 __all__ = ["Evaluation", "evaluate", "pass_at_k", "wilson"]
 
@@ -36,6 +38,11 @@ class Evaluation:
     """95 % Wilson interval of it, wide enough for either verdict on the prompts that have none."""
     pass_at_k: Mapping[int, float] = field(default_factory=dict)
     """k -> chance that one of k sampled answers is right."""
+    reward: float | None = None
+    """Mean reward of the greedy answers with a score: the weighted sum that training maximizes. `None` without
+    rewards."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Part of the reward -> its mean score, unweighted, over the answers that it applies to."""
     length_mean: float | None = None
     """Mean tokens per greedy answer; none where nothing was asked."""
     n: int
@@ -52,13 +59,20 @@ class Evaluation:
     """Why the first answer without a verdict has none, if one has none."""
     verdicts: Mapping[str, bool] = field(default_factory=dict)
     """Id of each prompt with a verdict -> whether it was answered right."""
+    greedy: Scored | None = field(default=None, repr=False)
+    """The greedy answers, scored or failed. `None` where rows are learned from."""
 
     def document(self) -> dict[str, object]:
         """As `--json` prints it: what is missing is told where something is."""
-        whole = asdict(self)
-        beside = ("verdicts", *(("asked", "pass_n", "failure") if self.failure is None else ()))
+        beside = (
+            "verdicts",
+            "greedy",
+            "measures",
+            "unit",
+            *(("asked", "pass_n", "failure") if self.failure is None else ()),
+        )
         measures = {name.removeprefix("eval/"): number for name, number in self.measures.items()}
-        return {key: value for key, value in whole.items() if key not in (*beside, "measures", "unit")} | measures
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in beside} | measures
 
     @property
     def prompts(self) -> str:
@@ -75,14 +89,14 @@ WORDS = {"eval/loss": "loss", "eval/brier": "Brier score", "eval/ece": "calibrat
 """What is told of the measures."""
 
 
-def measured_words(evaluation: Evaluation) -> list[str]:
-    """What else was measured: `held-out loss 0.512 [0.498, 0.526]`."""
+def measured_words(measures: Mapping[str, float]) -> list[str]:
+    """What else was measured, by the names of metrics: `held-out loss 0.512 [0.498, 0.526]`."""
     words = []
     for name, word in WORDS.items():
-        if name in evaluation.measures:
-            ends = [each for end in ("low", "high") if (each := evaluation.measures.get(f"{name}_{end}")) is not None]
+        if name in measures:
+            ends = [each for end in ("low", "high") if (each := measures.get(f"{name}_{end}")) is not None]
             within = " [{:.3f}, {:.3f}]".format(*ends) if ends else ""
-            words.append(f"held-out {word} {evaluation.measures[name]:.3f}{within}")
+            words.append(f"held-out {word} {measures[name]:.3f}{within}")
     return words
 
 
@@ -98,6 +112,7 @@ async def evaluate_answers(parts: Runtime, prompts: Sequence[Prompt], *, pass_k:
     greedy = await _answers(parts, prompts, attempts=1, temperature=0.0)
     groups, failed = greedy.groups, greedy.failed
     right = sum(_right(group) for group in groups)
+    rewards = [reward for group in groups for reward in group.rewards if reward.judged]
     lengths = [sampled_tokens(trajectory) for group in groups for trajectory in group.trajectories]
     passes: dict[int, float] = {}
     counts: dict[int, int] = {}
@@ -114,12 +129,15 @@ async def evaluate_answers(parts: Runtime, prompts: Sequence[Prompt], *, pass_k:
         accuracy=right / max(1, len(groups)),
         interval=interval(right, len(groups), len(prompts)),
         pass_at_k=passes,
+        reward=fmean(reward.value for reward in rewards) if rewards else None,
+        parts=part_means(rewards),
         length_mean=sum(lengths) / max(1, len(lengths)),
         n=len(groups),
         asked=len(prompts),
         pass_n=counts,
         failure=f"prompt {failed[0].prompt.id}: {failed[0].failure}" if failed else None,
         verdicts={group.prompt.id: _right(group) > 0 for group in groups},
+        greedy=greedy,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stretto.algorithms.catalog import facts_of
@@ -24,7 +24,7 @@ from stretto.runtime.evaluate import Evaluation, evaluate, measured_words
 from stretto.runtime.host_watch import HostWatch
 from stretto.runtime.interrupt import stop_if_interrupted, unbroken
 from stretto.runtime.live_page import LivePage
-from stretto.runtime.metrics import lag, sample_rows, step_metrics
+from stretto.runtime.metrics import heldout_rows, lag, sample_rows, step_metrics
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.saving import CheckpointWriter
 from stretto.runtime.schedule import StepResult, run_step
@@ -195,14 +195,21 @@ async def evaluated(
     except (asyncio.CancelledError, StrettoError) as error:
         await save_before(error, output, clock, step=step, metrics=metrics)
         raise
-    into.append((step, evaluation))
+    into.append((step, replace(evaluation, greedy=None)))  # on the disk from here on, not in memory
+    if evaluation.greedy is not None:
+        rows = heldout_rows(
+            evaluation.greedy, renderer=parts.renderer, environment=parts.recipe.environment.kind, step=step
+        )
+        output.journal.held_out(step, rows)
     if evaluation.accuracy is not None and evaluation.interval is not None:
         verdicts = evaluation.verdicts.items()
         right, wrong = ([prompt for prompt, verdict in verdicts if verdict is told] for told in (True, False))
         output.journal.event("evaluated", step=step, right=right, wrong=wrong)
-        output.progress.evaluated(step, evaluation.accuracy, *evaluation.interval, evaluation.prompts)
+        output.progress.evaluated(
+            step, evaluation.accuracy, *evaluation.interval, evaluation.prompts, evaluation.reward
+        )
     else:
-        output.progress.note(f"step {step}: {' '.join(measured_words(evaluation))}, {evaluation.prompts}")
+        output.progress.note(f"step {step}: {' '.join(measured_words(evaluation.measures))}, {evaluation.prompts}")
     if evaluation.failure is not None:
         output.progress.note(unjudged(evaluation, step=step))
     return {**metrics, "seconds/evaluate": clock.spans[-1].seconds, **evaluation_metrics(evaluation)}
@@ -221,10 +228,13 @@ def unjudged(evaluation: Evaluation, *, step: int) -> str:
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
     """An evaluation under the names of metrics.jsonl."""
-    judged = {}
+    judged: dict[str, float] = {}
     if evaluation.accuracy is not None and evaluation.interval is not None:
         low, high = evaluation.interval
         judged = {"eval/accuracy": evaluation.accuracy, "eval/low": low, "eval/high": high}
+    if evaluation.reward is not None:
+        judged |= {"eval/reward": evaluation.reward}
+        judged |= {f"eval/reward/part/{name}": mean for name, mean in evaluation.parts.items()}
     passes = {f"eval/pass_at_{k}": chance for k, chance in evaluation.pass_at_k.items()}
     passes |= {f"eval/pass_at_{k}_n": n for k, n in evaluation.pass_n.items()}
     counts = {"eval/n": evaluation.n, "eval/asked": evaluation.asked}

@@ -14,6 +14,7 @@ from stretto.environments.render import Renderer
 from stretto.models.memory import peak_gb
 from stretto.recipe.schema import BatchSection as BatchSection
 from stretto.rewards.base import sampled_tokens
+from stretto.rewards.score import Scored
 from stretto.runtime.batch import StepBatch
 from stretto.types import Conversation, Reward, Sample, Trajectory, trajectory_key
 
@@ -54,16 +55,21 @@ def _verdicts(rewards: Sequence[Reward]) -> dict[str, float]:
     if rewards and not any(reward.judged for reward in rewards):
         return {}
     values = np.array([reward.value for reward in rewards]) if rewards else np.zeros(1)
-    parts: dict[str, list[float]] = {}
-    for reward in rewards:
-        for name, score in reward.parts.items():  # a part may apply to some answers only
-            parts.setdefault(name, []).append(score)
     return {
         "reward/mean": float(values.mean()),
         "reward/std": float(values.std()),
         "reward/outcome": float(np.mean([reward.outcome for reward in rewards])) if rewards else 0.0,
-        **{f"reward/part/{name}": float(np.mean(scores)) for name, scores in parts.items()},
+        **{f"reward/part/{name}": mean for name, mean in part_means(rewards).items()},
     }
+
+
+def part_means(rewards: Sequence[Reward]) -> dict[str, float]:
+    """Mean score of each part of the reward, over the answers that the part applies to."""
+    parts: dict[str, list[float]] = {}
+    for reward in rewards:
+        for name, score in reward.parts.items():
+            parts.setdefault(name, []).append(score)
+    return {name: float(np.mean(scores)) for name, scores in parts.items()}
 
 
 def _kept(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -105,6 +111,12 @@ def sample_rows(batch: StepBatch, *, renderer: Renderer, environment: str, step:
             "failure": trajectory.failure,
             "used": all(found is not None for (_, found), _ in told) and bool(told),
         }
+
+
+def heldout_rows(scored: Scored, *, renderer: Renderer, environment: str, step: int) -> Iterator[dict[str, Any]]:
+    """One row per held-out answer, as `sample_rows` makes them; none of these answers is trained on."""
+    batch = StepBatch(scored=scored, accepted=(), samples=(), launched=len(scored.groups), rounds=1)
+    return sample_rows(batch, renderer=renderer, environment=environment, step=step)
 
 
 def _turn_rewards(trajectory: Trajectory) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from stretto.checks.own_code import import_plugins
 from stretto.errors import RecipeError
 from stretto.recipe.describe import roles_of
 from stretto.recipe.load import Changes
-from stretto.recipe.schema import AlgorithmSection, OwnAlgorithm, Recipe
+from stretto.recipe.schema import AlgorithmSection, ColumnsSource, JsonlSource, OwnAlgorithm, Recipe
 from stretto.runtime.base_copy import Note
 from stretto.runtime.build import build_runtime
 from stretto.runtime.evaluate import Evaluation, evaluate
@@ -29,30 +29,71 @@ from stretto.runtime.session import startup_deadline
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.runtime.value_table import run_values
 from stretto.storage.checkpoint import Checkpoints, none_yet
+from stretto.tasks.source import load_prompts
+from stretto.types import Prompt
 from stretto.workers.checkpoints import written_by
 
 T = TypeVar("T")
 
 
 def evaluate_run(
-    folder: Path, *, changes: Changes = (), note: Note = lambda text: None, given: UserFunctions = NONE_GIVEN
+    folder: Path,
+    *,
+    changes: Changes = (),
+    on: Path | None = None,
+    note: Note = lambda text: None,
+    given: UserFunctions = NONE_GIVEN,
 ) -> Evaluation:
-    """How good a run's newest checkpoint is. It may be a run that goes on meanwhile."""
+    """Evaluate a run's newest checkpoint on its held-out prompts, or `on` every row of a file. The run may go on
+    meanwhile."""
     recipe, root = load_run_recipe(folder, changes)
-    return ask_run(folder, recipe, root, evaluated, note=note, given=given)
+    return ask_run(folder, recipe, root, evaluation_of(recipe, root, on), note=note, given=given)
 
 
 def evaluate_recipe(
-    recipe: Recipe, *, root: Path, note: Note = lambda text: None, given: UserFunctions = NONE_GIVEN
+    recipe: Recipe,
+    *,
+    root: Path,
+    on: Path | None = None,
+    note: Note = lambda text: None,
+    given: UserFunctions = NONE_GIVEN,
 ) -> Evaluation:
-    """How good the model of a recipe is before training; a scratch model is warmed up for it."""
-    return ask_recipe(recipe, root, evaluated, note=note, given=given)
+    """Evaluate the model of a recipe before training, as `evaluate_run` does; a scratch model is warmed up for it."""
+    return ask_recipe(recipe, root, evaluation_of(recipe, root, on), note=note, given=given)
 
 
-async def evaluated(parts: Runtime) -> Evaluation:
-    """Asks the held-out prompts."""
-    refuse_nothing_held_out(parts.recipe, parts.heldout)
-    return await evaluate(parts, parts.heldout, pass_k=parts.recipe.evaluate.pass_k)
+def evaluation_of(recipe: Recipe, root: Path, on: Path | None) -> Callable[[Runtime], Awaitable[Evaluation]]:
+    """The question that an evaluation is: the held-out prompts, or every row of the file `on`.
+
+    Raises:
+        RecipeError: there is nothing to ask, or no reward scores the answers.
+    """
+    if not recipe.rewards and not learns_from_rows(recipe.algorithm.name):
+        reason = "there are none, so nobody says of an answer that it is right"
+        raise RecipeError.of("rewards", reason, "give some, such as 'rewards=[{kind: exact}]'")
+    if on is None and recipe.task.holdout.prompts == 0:
+        fix = "hold some prompts out, or name a file of rows with --on"
+        raise RecipeError.of("task.holdout.prompts", "is 0, so there is nothing to ask", fix)
+    rows = None if on is None else rows_of(recipe, root, on)
+
+    async def evaluated(parts: Runtime) -> Evaluation:
+        if rows is None:
+            refuse_nothing_held_out(parts.recipe, parts.heldout)
+        asked = parts.heldout if rows is None else rows
+        return await evaluate(parts, asked, pass_k=parts.recipe.evaluate.pass_k)
+
+    return evaluated
+
+
+def rows_of(recipe: Recipe, root: Path, file: Path) -> tuple[Prompt, ...]:
+    """Every row of a file of JSON lines as a prompt of the recipe's task: same message, same columns, none held out."""
+    if not file.is_file():
+        raise RecipeError.of("--on", f"there is no file {file}", "name a file with one JSON object per line")
+    facts = find_facts(recipe.algorithm.name)
+    source = JsonlSource(path=str(file.resolve()), rows=facts.rows if facts else "prompts")
+    if isinstance(there := recipe.task.source, ColumnsSource):
+        source = source.model_copy(update={"columns": there.columns, "rows": there.rows, "ranking": there.ranking})
+    return load_prompts(recipe.task.model_copy(update={"source": source}), root)
 
 
 def ask_run(
@@ -107,11 +148,6 @@ async def _ask(
     given: UserFunctions,
     judged: bool,
 ) -> T:
-    if question is evaluated and not recipe.rewards and not learns_from_rows(recipe.algorithm.name):
-        reason = "there are none, so nobody says of an answer that it is right"
-        raise RecipeError.of("rewards", reason, "give some, such as 'rewards=[{kind: exact}]'")
-    if question is evaluated and recipe.task.holdout.prompts == 0:
-        raise RecipeError.of("task.holdout.prompts", "is 0, so there is nothing to ask", "hold some prompts out")
     import_plugins(recipe, root, training=False)
     stacks = folder if checkpoint else Path()  # a folder for the moment keeps none
     asked = without_own_algorithm(recipe)

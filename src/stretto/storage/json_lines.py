@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stretto.errors import StrettoError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonLines:
@@ -27,10 +29,24 @@ class JsonLines:
         return (json.loads(text) for _, text in self.lines)
 
 
+def content_of(path: Path) -> bytes:
+    """Content of a file of a run folder; empty if there is no such file.
+
+    Raises:
+        StrettoError: the system refuses to read the file.
+    """
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return b""
+    except OSError as error:
+        reason = f"{path}: cannot be read ({error.strerror or error})"
+        raise StrettoError(f"{reason}\n    fix: make it a file that you may read, then try again") from error
+
+
 def read_rows(path: Path) -> JsonLines:
     """The rows of a file; of one that is not there, none."""
-    content = path.read_bytes() if path.exists() else b""
-    *finished, last = content.split(b"\n")
+    *finished, last = content_of(path).split(b"\n")
     lines, damaged = list[tuple[int, str]](), 0
     for line in (*finished, last):
         row = parsed(line)

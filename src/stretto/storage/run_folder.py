@@ -26,7 +26,8 @@ from stretto.storage.atomic import replace, storing, to_json, unused, write_all
 from stretto.storage.json_lines import read_rows
 from stretto.storage.trace import TraceFile
 
-SAMPLES = re.compile(r"step-(\d{6,})\.jsonl")
+SAMPLES = re.compile(r"(?:step|eval)-(\d{6,})\.jsonl")
+"""Answers that a step trained on, and held-out answers of the evaluation after a step."""
 
 BEFORE_THE_FIRST_STEP = frozenset(
     (
@@ -106,7 +107,7 @@ class Journal:
         """
         _truncate(folder / "metrics.jsonl", step - again, note)
         _truncate(folder / "events.jsonl", step, note)
-        for path in (folder / "samples").glob("step-*.jsonl"):
+        for path in (folder / "samples").glob("*.jsonl"):
             match = SAMPLES.fullmatch(path.name)
             if match and int(match[1]) > step:
                 with storing(path):
@@ -129,6 +130,10 @@ class Journal:
         replace(self.folder / "samples" / f"step-{step:06d}.jsonl", (to_json(row) + "\n" for row in rows))
         for sink in self._sinks:
             sink.samples(step, rows)
+
+    def held_out(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Writes the held-out answers of the evaluation after a step, one line each, all or none."""
+        replace(self.folder / "samples" / f"eval-{step:06d}.jsonl", (to_json(row) + "\n" for row in rows))
 
     def event(self, kind: str, **fields: Any) -> None:
         """Notes something that happened, with the time; of the step under way unless `step` says otherwise."""

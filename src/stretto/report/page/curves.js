@@ -12,6 +12,11 @@ const CURVES = [
     otherwise: "A part that rises while the one you care about falls is being exploited: lower its weight. Flat from the start: see the groups without contrast.",
   },
   {
+    title: "Held-out reward and its parts", lines: ["eval/reward"], prefix: "eval/reward/part/",
+    normal: "Mean reward of greedy answers to prompts that are never trained on; parts without their weights. Rises.",
+    otherwise: "The reward of training rises and this one does not: the run learns its prompts by heart.",
+  },
+  {
     title: "Groups without contrast", lines: ["groups/dead", "groups/used", "groups/infra"],
     normal: "Dead groups, all right or all wrong, teach nothing where an algorithm compares the answers to a prompt; others have none. Many at the start and at the end, fewer in between.",
     otherwise: "Dead in most groups: other prompts, or more samples of each. Anything in infra is a failure of the machine, not of the model.",
@@ -24,7 +29,7 @@ const CURVES = [
   {
     title: "Answers cut off", lines: ["length/truncated"], range: [0, 1],
     normal: "The share that the token limit ended. Near 0.",
-    otherwise: "A truncated answer is judged wrong because it is unfinished: raise engine.max_new_tokens.",
+    otherwise: "A truncated answer is judged wrong because it is unfinished: raise engine.max_new_tokens, or what the environment asks for where that is less.",
   },
   {
     title: "Entropy", lines: ["entropy"],
@@ -104,7 +109,7 @@ function seriesOf(curve, head) {
 const LABELS = { "clip/share": "clipped", "correction/share": "corrected", "kl/engine_trainer": "mean k3", "engine_trainer/largest": "largest difference", "kl/reference": "k3" };
 
 function label(name) {
-  return LABELS[name] ?? name.replace("reward/part/", "").replace("seconds/", "").replace(/^(eval|reward|groups|length|astar)\//, "");
+  return LABELS[name] ?? name.replace(/^(eval\/)?reward\/part\//, "").replace("seconds/", "").replace(/^(eval|reward|groups|length|astar)\//, "");
 }
 
 function byStep(run, name) {

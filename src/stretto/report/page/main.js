@@ -50,6 +50,7 @@ function repaint() {
   drawExplained(page.head);
   drawPlan(page.head);
   drawRecipes(page.head);
+  drawHeldout(page.head);
   drawAnswers(page.head, state, () => {});
 }
 
@@ -73,6 +74,7 @@ async function main() {
   drawPlan(page.head);
   drawRecipes(page.head);
   drawFoot(page.head);
+  await drawHeldout(page.head);
   await Promise.all([drawAnswers(page.head, state, () => {}), drawTimeline(page.head, state)]);
   redrawCurves();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);

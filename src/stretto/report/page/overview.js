@@ -46,6 +46,8 @@ function tiles(run) {
     found.push(tile("held-out accuracy", short(now, 2), accuracy.length > 1 ? `from ${short(first, 2)} at step ${metrics.step[accuracy[0][1]]}` : null,
       low === undefined ? null : `95 % interval ${short(low, 2)} to ${short(high, 2)}`));
   }
+  const heldout = (metrics["eval/reward"] ?? []).filter((value) => value !== null);
+  if (heldout.length) found.push(tile("held-out reward", short(heldout[heldout.length - 1]), heldout.length > 1 ? `from ${short(heldout[0])} at first` : null));
   const rewards = (metrics["reward/mean"] ?? []).filter((value) => value !== null);
   if (rewards.length) found.push(tile("reward", short(rewards[rewards.length - 1]), `from ${short(rewards[0])} in the first step`));
   const [seconds, expected] = [median(metrics["seconds/step"]), run.plan.predicted?.seconds?.step];
