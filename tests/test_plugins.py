@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from stretto import plugins
 from stretto.algorithms.base import build
@@ -171,9 +172,44 @@ def test_a_class_without_run_is_one_of_tools(name, folders):
 
 
 def test_a_class_of_tools_that_the_model_cannot_be_told_of_is_refused(folders):
-    with pytest.raises(RecipeError, match=r"Undescribed\.add is no tool") as caught:
+    (problem,) = found("environment", "mine:Undescribed", folders)
+    assert "has methods that are no tools: add has no docstring" in problem.reason
+    with pytest.raises(RecipeError, match="no tools: add has no docstring") as caught:
         own("mine:Undescribed", folders, turns=8)
     assert caught.value.problems[0].field == "environment.kind"
+
+
+GOES = '"""Goes.\n\n        Args:\n            {}: There.\n        """'
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        ("def go(self, place: str):\n        pass", "go has no docstring"),
+        (f"def go(self, place):\n        {GOES.format('place')}", "place of go has no type"),
+        (f"async def go(self, *, at: int, by):\n        {GOES.format('at')}", "by of go has no type hint"),
+        ('def go(self, place: str):\n        """Goes to a place: there."""', "place of go has no line under Args"),
+        ('def go(self, *places):\n        """Goes."""', "places of go has no type hint"),
+        ('def go(self):\n        """Goes."""', None),
+        (f"def go(self, place: 'str' = ''):\n        {GOES.format('place (str)')}", None),
+        ('@staticmethod\n    def go(place):\n        """Goes."""', None),
+    ],
+)
+def test_the_file_of_a_tool_class_says_which_methods_are_no_tools(method, why, tmp_path):
+    (tmp_path / "walks.py").write_text(f"class Walk:\n    {method}\n")
+    reasons = [problem.reason for problem in found("environment", "walks:Walk", (str(tmp_path),))]
+    assert len(reasons) == (why is not None)
+    assert why is None or why in reasons[0]
+
+
+def test_an_import_that_changes_torchs_defaults_changes_nothing(tmp_path):
+    (tmp_path / "careless_top.py").write_text(
+        "import torch\ntorch.set_default_dtype(torch.bfloat16)\ntorch.set_float32_matmul_precision('medium')\n"
+        "async def play(prompt, model): ...\n"
+    )
+    before = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+    resolve("environment", "careless_top:play", (str(tmp_path),), field="here")
+    assert (torch.get_default_dtype(), torch.get_float32_matmul_precision()) == before
 
 
 def test_a_class_is_made_for_every_trajectory_and_an_object_is_shared(folders):

@@ -170,6 +170,8 @@ def _class_written_wrong(asked: PluginKind, node: ast.ClassDef) -> str | None:
     called = there.get(asked.method)
     if called is None:
         plain = [name for name in there if is_tool(name)] if asked.tools else []
+        if not inherits and (whys := [why for name in plain if (why := signatures.tool_refusal(there[name]))]):
+            return f"has methods that are no tools: {'; '.join(whys)}; add that, or begin the method's name with _"
         return None if inherits or plain else f"is a class without a method {asked.method}"
     why = signatures.function_refusal(called, asked.parameters, method=True, asynchronous=asked.asynchronous)
     return f"is a class whose method {asked.method} {why}" if why else None
@@ -224,12 +226,26 @@ def load(module: str, folders: Sequence[str]) -> ModuleType:
             _forget()
         _append(folders)
         before = set(sys.modules)
-        worker.load(module.partition(".")[0], folders)
-        found = importlib.import_module(module)
+        with _torch_unchanged():
+            worker.load(module.partition(".")[0], folders)
+            found = importlib.import_module(module)
         # A file that is called like a library was not imported, but the library.
         new = {name: path for name, path in own.items() if name not in before and _file(name) == str(path)}
         LOADED.update({name: _stamp(path) for name, path in new.items()})
         return found
+
+
+@contextmanager
+def _torch_unchanged() -> Iterator[None]:
+    """Puts back the settings of torch with which models compute, whatever a user's file sets at its top."""
+    torch = sys.modules.get("torch")
+    dtype, precision = (torch.get_default_dtype(), torch.get_float32_matmul_precision()) if torch else (None, None)
+    try:
+        yield
+    finally:
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_default_dtype(dtype or torch.float32)
+            torch.set_float32_matmul_precision(precision or "highest")
 
 
 @contextmanager

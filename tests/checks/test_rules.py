@@ -363,7 +363,9 @@ def taken(right, tmp_path):
     (tmp_path / "adapter" / "adapter_model.safetensors").touch()
     (tmp_path / "file").touch()
     (tmp_path / "agent.py").touch()
-    tool, reset = "    def price(self, thing: str) -> str: ...\n", "    def reset(self, answer, prices, tax=1): ...\n"
+    words = '"""Looks.\n\n        Args:\n            thing: It.\n        """'
+    tool = f"    def price(self, thing: str) -> str:\n        {words}\n"
+    reset = "    def reset(self, answer, prices, tax=1): ...\n"
     (tmp_path / "shop.py").write_text(
         f"class Shop:\n{tool}class Till:\n{reset}{tool}async def play(prompt, model): ...\n"
     )

@@ -356,6 +356,39 @@ def test_a_server_answers_at_the_length_and_temperature_of_a_request(monkeypatch
     assert asked == [(1000, 0.0), (talk.context - len("u1a"), 1.0), (400, 0.5), (1000, 1.0)]
 
 
+@pytest.mark.parametrize(
+    ("named", "status"), [(None, 200), ("policy", 200), ("gpt-4o", 404), ("", 404), ("policy ", 404), (5, 404)]
+)
+def test_a_server_refuses_the_name_of_another_model(monkeypatch, named, status):
+    talk = Talk(Prompt(id="p", messages=()), lambda text: "1")
+
+    async def generate(self, request):
+        return await talk.generate(request)
+
+    async def agent(address):
+        found = [await post(address, CHAT, {**GOOD, "model": named})]
+        found.append(await post(address, TOKENS, {"token_ids": [5], "model": named}))
+        if named:
+            found.append(await post(address, f"/v1/models/{named}", b"", method="GET"))
+        assert [code for code, _ in found] == [status] * len(found)
+        for _, answer in found if status == 404 else ():
+            assert answer["error"]["code"] == "model_not_found" and answer["error"]["type"] == "invalid_request_error"
+            assert answer["error"]["message"] == f"The model `{named}` does not exist; this server has `policy`"
+
+    monkeypatch.setattr(OpenModel, "_generate", generate)
+    parts = SimpleNamespace(context=talk.context, renderer=talk.renderer)
+    asyncio.run(served(OpenModel(parts, talk.sampling, numbers=count()), agent))
+
+
+def test_a_trajectory_answers_whatever_its_model_is_called(play):
+    async def agent(prompt, model):
+        status, answer = await post(await model.address(), CHAT, {"messages": [user("1")], "model": "gpt-4o"})
+        return Outcome(answer=f"{status} {answer['model']}")
+
+    (trajectory,) = play(agent)
+    assert trajectory.outcome.answer == "200 policy"
+
+
 async def served(model, agent):
     """Lets an agent ask a model at an address."""
     addresses = Addresses(vocabulary=VOCABULARY)

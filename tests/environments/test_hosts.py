@@ -167,7 +167,8 @@ def test_what_goes_wrong_in_a_host_costs_its_own_trajectories(folder, monkeypatc
                 return (await hosts(asked(name, text), model)).answer
 
         found = await asyncio.gather(*map(one, names), return_exceptions=True)
-        return [f"{type(each).__name__}: {each}" if isinstance(each, Exception) else each for each in found]
+        told = [f"{type(each).__name__}: {each}" if isinstance(each, Exception) else each for each in found]
+        return [each.partition("\n")[0] for each in told]
 
     async def do(hosts):
         assert await said(hosts, "raise", "exit", "wrong", "caught", "patient", "fine") == [

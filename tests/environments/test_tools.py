@@ -169,7 +169,8 @@ class Counter:
 
 def test_the_public_methods_of_a_class_are_tools_and_its_reward_is_a_signal():
     environment, before = adapted(Counter, turns=8), Counter.made
-    outcome, talk = played(environment, PROMPT, ["add(3)", "add(four)", "add(400)", "add(4)", "later(x)", "done"])
+    with pytest.warns(UserWarning, match='the tool add failed.*OverflowError: too much\n  File ".*test_tools.py"'):
+        outcome, talk = played(environment, PROMPT, ["add(3)", "add(four)", "add(400)", "add(4)", "later(x)", "done"])
     assert Counter.made == before + 1
     assert (outcome.answer, outcome.signals["reward"], outcome.signals["tool_errors"]) == ("done", 1.0, 2)
     (text,) = talk.texts()
@@ -178,6 +179,16 @@ def test_the_public_methods_of_a_class_are_tools_and_its_reward_is_a_signal():
         assert told in text
     again, _ = played(environment, PROMPT, ["add(3)", "done"])
     assert again.signals["reward"] == 0.0
+
+
+@pytest.mark.parametrize("reward", [[1.0], "1.0x", None, {"score": 1.0}, float("nan")])
+def test_a_reward_of_a_class_that_is_no_number_is_refused_with_a_fix(reward):
+    class Listed(Counter):
+        def get_reward(self):
+            return reward
+
+    with pytest.raises(RolloutError, match=r"Listed.get_reward returned .*, which is no number\n    fix: return one"):
+        played(adapted(Listed, turns=8), PROMPT, ["done"])
 
 
 def test_a_class_whose_methods_cannot_be_described_is_refused_with_each_of_them():

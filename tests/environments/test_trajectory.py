@@ -1,6 +1,8 @@
 """Environments run against an engine all at once; each one's troubles are its own, and the engine is left empty."""
 
 import asyncio
+import gc
+import re
 import time
 from collections import Counter
 
@@ -25,6 +27,17 @@ ZERO = 7
 
 def user(text):
     return {"role": "user", "content": text}
+
+
+class Panic(BaseException):
+    """As libraries in Rust raise."""
+
+
+class Mute(Exception):
+    """Has no message that could be shown."""
+
+    def __str__(self):
+        raise ValueError
 
 
 def launches(count, *, attempts=1):
@@ -105,6 +118,11 @@ def test_no_launches_are_no_trajectories(collect):
         (asyncio.CancelledError("lost"), "environment: CancelledError: lost"),
         (KeyError("x"), "environment: KeyError: 'x'"),
         (SystemExit(2), "environment: SystemExit: 2"),
+        (GeneratorExit("mine"), "environment: GeneratorExit: mine"),
+        (Panic("a library"), "environment: Panic: a library"),
+        (Mute(), "environment: Mute: (its message could not be made)"),
+        (ValueError("x" * 5000), f"environment: ValueError: {'x' * 2000} (the other 3,000 are cut)"),
+        (ExceptionGroup("two", [KeyError("x")]), "environment: ExceptionGroup: two (1 sub-exception): KeyError: 'x'"),
     ],
 )
 def test_what_an_environment_raises_costs_its_own_trajectory(collect, error, message):
@@ -115,9 +133,86 @@ def test_what_an_environment_raises_costs_its_own_trajectory(collect, error, mes
         return Outcome(answer=reply.text)
 
     trajectories = collect(launches(3), fragile)
-    assert [t.failure for t in trajectories] == [None, message, None]
+    assert [t.failure and t.failure.partition("\n")[0] for t in trajectories] == [None, message, None]
+    if not isinstance(error, asyncio.CancelledError):
+        assert f'File "{__file__}", line {fragile.__code__.co_firstlineno + 3}, in fragile' in trajectories[1].failure
+        assert "raise error" in trajectories[1].failure
     assert answered(trajectories) == ["0", None, "0"]
     assert len(trajectories[1].conversations) == 1, "what the model said before is kept"
+
+
+def test_an_environment_that_cancels_its_own_task_costs_its_own_trajectory(collect):
+    async def scoped(prompt, model):
+        reply = await model.chat(prompt.messages)
+        if prompt.id == "p1":
+            asyncio.current_task().cancel()
+            await asyncio.sleep(0)
+        return Outcome(answer=reply.text)
+
+    trajectories = collect(launches(3), scoped)
+    assert answered(trajectories) == ["0", None, "0"]
+    assert trajectories[1].failure == "environment: CancelledError: it canceled the task that it runs in"
+
+
+def test_the_cause_in_a_task_group_of_an_environment_is_shown_with_its_line(collect):
+    async def grouped(prompt, model):
+        async def inner():
+            raise KeyError("no such room")
+
+        await model.chat(prompt.messages)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(inner())
+
+    (trajectory,) = collect(launches(1), grouped)
+    assert "KeyError: 'no such room'" in trajectory.failure
+    assert "in inner" in trajectory.failure
+
+
+def test_a_background_task_that_raises_is_warned_of_once_with_its_line(collect):
+    async def careless(prompt, model):
+        async def later():
+            raise KeyError(f"lost {prompt.id}")
+
+        asyncio.get_running_loop().create_task(later())
+        return Outcome(answer=(await model.chat(prompt.messages)).text)
+
+    with pytest.warns(UserWarning, match="a background task failed.*KeyError.*lost") as told:
+        assert answered(collect(launches(4), careless)) == ["0"] * 4
+        gc.collect()
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda prompt, model: model.chat({"role": "user", "content": "1"}), "messages: .* no list of messages"),
+        (lambda prompt, model: model.chat(prompt), "messages: .* is a Prompt"),
+        (lambda prompt, model: model.chat(["1"]), r"messages\[0\]: '1' is a str, no message"),
+        (lambda prompt, model: model.chat([]), "messages: the list is empty"),
+        (lambda prompt, model: model.chat([{"content": "1"}]), r"messages\[0\]: .* has no role"),
+        (lambda prompt, model: model.chat([user(None)]), r"messages\[0\]: .* has no content"),
+        (lambda prompt, model: model.chat("1", stop=[5]), "stop: 5 cannot end a reply"),
+        (lambda prompt, model: model.chat("1", stop=5), "stop: 5 cannot end a reply"),
+        (lambda prompt, model: model.chat("1", stop=[""]), "stop: '' cannot end a reply"),
+        (lambda prompt, model: model.chat("1", max_new_tokens=1.5), "max_new_tokens: 1.5 is no limit"),
+        (lambda prompt, model: model.chat("1", max_new_tokens="8"), "max_new_tokens: '8' is no limit"),
+        (lambda prompt, model: model.chat("1", tools=[print]), "tools: .* no schema of a tool"),
+    ],
+)
+def test_a_call_of_the_model_with_something_else_is_refused_with_a_fix(collect, call, words):
+    (trajectory,) = collect(launches(1), call)
+    assert re.match(f"environment: ValueError: {words}.*\n    fix: ", trajectory.failure), trajectory.failure
+
+
+def test_a_text_is_one_message_of_the_users(collect):
+    async def short(prompt, model):
+        return Outcome(answer=(await model.chat("1+1")).text)
+
+    async def long(prompt, model):
+        return Outcome(answer=(await model.chat([user("1+1")])).text)
+
+    (one,), (other,) = (collect(launches(1), environment) for environment in (short, long))
+    assert one.conversations[0].tokens.tolist() == other.conversations[0].tokens.tolist()
 
 
 def test_an_environment_that_never_asks_the_model_has_failed(collect):

@@ -206,3 +206,25 @@ def test_what_does_not_fit_is_said(function: Callable[..., Any], reason: str) ->
 def test_a_function_of_a_group_returns_a_number_for_each(value: object) -> None:
     with pytest.raises(TypeError, match="no list with a number for each answer"):
         call(lambda answers, prompt, signals: value, asked("7", "8", group=True))
+
+
+@pytest.mark.parametrize(
+    ("key", "where"),
+    [
+        ("answer", "'answer': the reference answer is prompt[\"reference\"]"),
+        ("ground_truth", "'ground_truth': the reference answer is prompt[\"reference\"]"),
+        ("level", "'level': this column is prompt[\"tags\"]['level']"),
+        ("question", "'question': a prompt has id, messages, reference, tags; other columns are in prompt"),
+    ],
+)
+@pytest.mark.parametrize("together", [False, True])
+def test_a_key_that_a_prompt_does_not_have_says_where_it_is(key, where, together):
+    def alone(answer, prompt, signals):
+        return prompt[key]
+
+    def grouped(answers, prompt, signals):
+        return [prompt[key]]
+
+    with pytest.raises(KeyError) as caught:
+        call(grouped if together else alone, asked("7", group=together))
+    assert str(caught.value).startswith(where)

@@ -58,6 +58,11 @@ class ServedModel(Protocol):
         """How it answers who wishes nothing."""
         ...
 
+    @property
+    def named(self) -> bool:
+        """True if a request must name it rightly, or not at all."""
+        ...
+
     def at(self, wish: SamplingWish) -> ServedModel:
         """The model that answers a request with wishes of its own; itself, where they count for nothing."""
         ...

@@ -7,9 +7,9 @@ text again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 from stretto.types import Message, Outcome, Prompt, StopReason
 
@@ -87,13 +87,15 @@ class Model(Protocol):
 
     async def chat(
         self,
-        messages: Sequence[Message],
+        messages: str | Sequence[Message],
         *,
         max_new_tokens: int | None = None,
         tools: Sequence[Tool] = (),
         stop: str | Sequence[str] = (),
     ) -> Reply:
         """The next assistant message. A list that starts with an earlier conversation's messages continues it.
+
+        A text instead of a list is one message of the user's.
 
         With `tools`, the chat template tells the model of them, and `reply.tool_calls` holds what it calls. The first
         of the texts `stop` that comes ends the reply; it was sampled and is trained, and the reply's text ends before.
@@ -111,12 +113,62 @@ class Model(Protocol):
         ...
 
 
-def stop_texts(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Texts that end a reply, as they were given. ValueError where one is empty, which everything holds."""
-    found = (given,) if isinstance(given, str) else tuple(given)
-    if not all(found):
-        raise ValueError("stop: a text that ends a reply must not be empty")
+def messages_of(given: object) -> list[Message]:
+    """Return what `chat` was given as messages; a text is one message of the user's. ValueError for anything else."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    fix = 'give [{"role": "user", "content": "..."}], such as [*prompt.messages], or a text'
+    if isinstance(given, Mapping) or not isinstance(given, Iterable):
+        raise ValueError(f"messages: {given!r:.80} is {_kind(given)}, no list of messages\n    fix: {fix}")
+    found: list[Any] = list(given)
+    if not found:
+        raise ValueError(f"messages: the list is empty\n    fix: {fix}")
+    for place, message in enumerate(found):
+        if not isinstance(message, Mapping):
+            reason = f"{message!r:.80} is {_kind(message)}, no message"
+        elif not isinstance(message.get("role"), str):
+            reason = f"{dict(message)!r:.80} has no role, which is a text such as user"
+        elif not isinstance(message.get("content"), (str, list)) and not message.get("tool_calls"):
+            reason = f"{dict(message)!r:.80} has no content, which is a text"
+        else:
+            continue
+        raise ValueError(f"messages[{place}]: {reason}\n    fix: {fix}")
     return found
+
+
+def most_tokens(given: object) -> int | None:
+    """Return `max_new_tokens` as `chat` was given it. ValueError where that is no whole number above 0."""
+    if given is None:
+        return None
+    if not isinstance(given, SupportsIndex) or given.__index__() < 1:
+        reason = f"{given!r:.80} is no limit: it must be a whole number, at least 1"
+        raise ValueError(f"max_new_tokens: {reason}\n    fix: leave it out, or give a number such as 64")
+    return given.__index__()
+
+
+def tools_of(given: object) -> list[Tool]:
+    """Return the tools that `chat` was given. ValueError where one is no schema."""
+    fix = 'give {"type": "function", "function": {...}}, which transformers.utils.get_json_schema(function) makes'
+    several = isinstance(given, Iterable) and not isinstance(given, (str, Mapping))
+    found: list[Any] = list(given) if several else [given]  # type: ignore[call-overload]
+    for tool in found:
+        if not isinstance(tool, Mapping):
+            raise ValueError(f"tools: {tool!r:.80} is {_kind(tool)}, no schema of a tool\n    fix: {fix}")
+    return found
+
+
+def stop_texts(given: object) -> tuple[str, ...]:
+    """Return the texts that end a reply. ValueError where one is no text, or empty, which everything holds."""
+    found = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    for text in found:
+        if not isinstance(text, str) or not text:
+            reason = f"{text!r:.80} cannot end a reply: it must be a text that is not empty"
+            raise ValueError(f'stop: {reason}\n    fix: give texts, such as stop=["</answer>"]')
+    return found
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}"
 
 
 @runtime_checkable

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stretto.engines.base import Completion, Request, earlier_first, noise_key
-from stretto.environments.base import Address, Reply, Tool, stop_texts
+from stretto.environments.base import Address, Reply, Tool, messages_of, most_tokens, stop_texts, tools_of
 from stretto.environments.open_conversation import OpenConversation
 from stretto.environments.render import LongerThanContext, Renderer, Tokens
 from stretto.environments.tool_calls import named
@@ -89,18 +89,17 @@ class ModelHandle:
 
     async def chat(
         self,
-        messages: Sequence[Message],
+        messages: str | Sequence[Message],
         *,
         max_new_tokens: int | None = None,
         tools: Sequence[Tool] = (),
         stop: str | Sequence[str] = (),
     ) -> Reply:
         """The next assistant message."""
-        if max_new_tokens is not None and max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+        messages, max_new_tokens = messages_of(messages), most_tokens(max_new_tokens)
         ends = self._possible_ends(stop)
         asked = [_copied(message) for message in messages]  # the environment may change its messages later
-        told = deepcopy(list(tools)) if tools else []
+        told = deepcopy(tools_of(tools)) if tools else []
         draft = self._place(asked, messages, told)
         call, self.calls = self.calls, self.calls + 1
         if draft is None:
@@ -151,6 +150,11 @@ class ModelHandle:
                     begin = end - len(reply.tokens)
                     return draft.tokens[:begin], draft.logprobs[begin:end]
         return [], []
+
+    @property
+    def named(self) -> bool:
+        """False: agents name the model that they were written for, and a trajectory has one."""
+        return False
 
     def at(self, wish: SamplingWish) -> ModelHandle:
         """Itself: what is trained is sampled as the run says."""

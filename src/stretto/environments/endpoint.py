@@ -49,7 +49,7 @@ MOST = 64
 """Requests of one key that may wait at the same time."""
 LETTERS = string.ascii_letters + string.digits
 NAME = "policy"
-"""What the model is called; the name in a request is not read."""
+"""What the model is called. `stretto serve` refuses other names; a trajectory has one model, whatever it is called."""
 SERVED = ("POST /v1/chat/completions", "POST /inference/v1/generate", "GET /v1/models", f"GET /v1/models/{NAME}")
 """What is answered."""
 
@@ -69,7 +69,7 @@ class Endpoint:
         self.callers, self.vocabulary = callers, vocabulary
         app = web.Application(client_max_size=LARGEST, middlewares=[self._answer])
         app.router.add_get("/v1/models", self._models)
-        app.router.add_get(f"/v1/models/{NAME}", self._model)
+        app.router.add_get("/v1/models/{name:.+}", self._model)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/inference/v1/generate", self._generate)
         self.runner = web.AppRunner(
@@ -170,6 +170,7 @@ class Endpoint:
         return web.json_response({"object": "list", "data": [self._card(request)]})
 
     async def _model(self, request: web.Request) -> web.Response:
+        _refuse_other(request.match_info["name"])
         return web.json_response(self._card(request))
 
     def _card(self, request: web.Request) -> dict[str, Any]:
@@ -178,6 +179,7 @@ class Endpoint:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         caller, body = self._known(request), await _body(request)
+        _named(caller.model, body)
         model = caller.model.at(wish_of(body))
         call = chat_call(body, caller.replies, given=_given(caller.model, model))
         asked = partial(model.chat, max_new_tokens=call.max_new_tokens, tools=call.tools, stop=call.stop)
@@ -187,11 +189,25 @@ class Endpoint:
 
     async def _generate(self, request: web.Request) -> web.Response:
         caller, body = self._known(request), await _body(request)
+        _named(caller.model, body)
         settings = body.get("sampling_params") if isinstance(body, dict) else None
         model = caller.model.at(wish_of(settings if isinstance(settings, dict) else {}))
         call = token_call(body, vocabulary=self.vocabulary, given=_given(caller.model, model))
         completion = await model.complete(call.tokens, max_new_tokens=call.max_new_tokens, stop=call.stop)
         return web.json_response(_token_answer(call, completion))
+
+
+def _named(model: ServedModel, body: Any) -> None:
+    """Refuses the name of another model, where programs choose among servers by it."""
+    wanted = body.get("model") if isinstance(body, dict) else None
+    if model.named and wanted is not None:
+        _refuse_other(wanted)
+
+
+def _refuse_other(name: object) -> None:
+    if name != NAME:
+        reason = f"The model `{str(name)[:100]}` does not exist; this server has `{NAME}`"
+        raise BadRequest(reason, status=404, code="model_not_found")
 
 
 def _given(model: ServedModel, asked: ServedModel) -> Given:

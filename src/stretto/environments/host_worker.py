@@ -22,10 +22,21 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from stretto import environments
-from stretto.environments.base import Address, Environment, Reply, Tool, ToolCall, stop_texts
+from stretto.environments.base import (
+    Address,
+    Environment,
+    Reply,
+    Tool,
+    ToolCall,
+    messages_of,
+    most_tokens,
+    stop_texts,
+    tools_of,
+)
+from stretto.environments.failures import note_lost_failure, raised
 from stretto.environments.toolset import ABANDONED
-from stretto.environments.trajectory import observed
-from stretto.errors import RecipeError, RolloutError
+from stretto.environments.trajectory import played
+from stretto.errors import MODEL_FAILURES, RecipeError, RolloutError
 from stretto.sandbox.worker import die_with, plain
 from stretto.types import Message, Prompt
 
@@ -71,15 +82,15 @@ class EpisodeRunner:
         """One trajectory; whatever goes wrong in it is told."""
         asked = Prompt(**{**prompt, "messages": tuple(prompt["messages"])})
         try:
-            outcome = observed(await self.environment(asked, RemoteModel(self, number)))
+            outcome = await played(self.environment, asked, RemoteModel(self, number))
             signals = {name: float(value) for name, value in outcome.signals.items()}
             self.send(done=number, answer=outcome.answer, signals=signals, turn_rewards=outcome.turn_rewards)
         except asyncio.CancelledError:
-            self.send(failed=number, error="CancelledError: it was cancelled")
+            self.send(failed=number, error="CancelledError: it was canceled")
         except RolloutError as error:
             self.send(failed=number, error=str(error))
-        except (Exception, SystemExit) as error:
-            self.send(failed=number, error=f"{type(error).__name__}: {error}")
+        except MODEL_FAILURES as error:  # one that the environment itself raised
+            self.send(failed=number, error=raised(error))
         finally:
             del self.running[number]
 
@@ -92,19 +103,20 @@ class RemoteModel:
 
     async def chat(
         self,
-        messages: Sequence[Message],
+        messages: str | Sequence[Message],
         *,
         max_new_tokens: int | None = None,
         tools: Sequence[Tool] = (),
         stop: str | Sequence[str] = (),
     ) -> Reply:
         """The next assistant message; a reply that is passed back is named by its call, so that it is known again."""
+        messages = messages_of(messages)
         call, answer = await self._ask(
             chat=self.number,
             messages=[dict(message) for message in messages],
             replies=[getattr(message, "call", None) for message in messages],
-            max_new_tokens=max_new_tokens,
-            tools=[dict(tool) for tool in tools],
+            max_new_tokens=most_tokens(max_new_tokens),
+            tools=[dict(tool) for tool in tools_of(tools)],
             stop=stop_texts(stop),
         )
         reply = Reply(
@@ -153,6 +165,7 @@ async def serve(connection: socket.socket, folders: Sequence[str]) -> None:
         writer.write(json.dumps({"problems": problems}).encode("ascii") + b"\n")
         await writer.drain()
         return
+    asyncio.get_running_loop().set_exception_handler(note_lost_failure)
     host = EpisodeRunner(environment, writer)
     host.send(imported=asked["environment"])
     while line := await reader.readline():

@@ -16,6 +16,7 @@ from typing import Any
 from stretto.environments.base import Model, Tool
 from stretto.environments.episode import converse
 from stretto.environments.toolset import Toolset, called, fitting, schema_of
+from stretto.environments.trajectory import is_number
 from stretto.errors import Problem, RecipeError, RolloutError
 from stretto.plugin_kinds import tool_methods
 from stretto.types import Message, Outcome, Prompt
@@ -52,10 +53,12 @@ class ToolClassEnvironment:
         signals = dict(talk.signals)
         if hasattr(episode, "get_reward"):
             reward = await called(episode.get_reward)
-            try:
-                signals["reward"] = float(reward)
-            except (TypeError, ValueError):
-                raise RolloutError(f"get_reward returned {type(reward).__name__}, which is no number") from None
+            if not is_number(reward):
+                told = f"{self.cls.__name__}.get_reward returned {type(reward).__name__} ({reward!r:.80})"
+                raise RolloutError(
+                    f"{told}, which is no number\n    fix: return one number, for the episode of this object alone"
+                )
+            signals["reward"] = float(reward)
         return Outcome(answer=talk.reply.text, signals=signals)
 
 

@@ -17,7 +17,9 @@ from typing import Any
 from pydantic import ValidationError, validate_call
 
 from stretto.environments.base import Tool, ToolCall
+from stretto.environments.failures import warn_once
 from stretto.errors import RolloutError
+from stretto.sandbox.worker import said
 from stretto.threads import Daemons
 
 LONGEST = 20_000
@@ -55,7 +57,8 @@ class Toolset:
         except ToolFailure:
             raise
         except Exception as error:  # a tool may raise anything, and the model is told
-            return as_text(f"error: {type(error).__name__}: {error}"), False
+            warn_once(f"the tool {call.name} failed, and the model was told so", error)
+            return as_text(f"error: {type(error).__name__}: {said(error)}"), False
 
 
 def schema_of(function: Callable[..., Any]) -> Tool:
@@ -81,7 +84,9 @@ async def called(function: Callable[..., Any], /, *arguments: Any, **named: Any)
     if inspect.iscoroutinefunction(inspect.unwrap(function)):
         try:
             return await function(*arguments, **named)
-        except SystemExit as error:
+        except BaseException as error:
+            if isinstance(error, (Exception, asyncio.CancelledError, KeyboardInterrupt)):
+                raise
             raise _ordinary(error) from error
     loop = asyncio.get_running_loop()
     future = loop.run_in_executor(THREADS, partial(_caught, function, *arguments, **named))
@@ -105,7 +110,8 @@ def _caught(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> A
 
 
 def _ordinary(error: BaseException) -> Exception:
-    return RuntimeError(f"it raised {type(error).__name__}: {error}")
+    told = RuntimeError(f"it raised {type(error).__name__}: {said(error)}")
+    return told.with_traceback(error.__traceback__)
 
 
 def _forgotten(future: asyncio.Future[Any]) -> None:

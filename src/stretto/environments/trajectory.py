@@ -15,10 +15,11 @@ from typing import Any, Protocol
 
 from stretto.engines.base import Completion, Request
 from stretto.environments.addresses import Addresses
-from stretto.environments.base import Environment
+from stretto.environments.base import Environment, Model
 from stretto.environments.chat import ModelHandle, Sampling
+from stretto.environments.failures import note_lost_failure, raised
 from stretto.environments.render import Renderer
-from stretto.errors import MODEL_FAILURES, RolloutError, StrettoError
+from stretto.errors import MODEL_FAILURES, RolloutError
 from stretto.types import Conversation, Outcome, Prompt, Trajectory
 
 
@@ -75,27 +76,30 @@ async def run_trajectory(
     )
     outcome: Outcome | None = None
     failure: str | None = None
+
+    async def play() -> Outcome:
+        try:
+            return await played(environment, launch.prompt, handle)
+        finally:
+            model.give_up(calls)
+
+    playing = asyncio.ensure_future(play())  # a task of its own, because an environment may cancel the one it runs in
+    asyncio.get_running_loop().set_exception_handler(note_lost_failure)
     try:
         async with outside:
             with addresses.running(handle) if addresses else nullcontext():
-                outcome = observed(await environment(launch.prompt, handle))
-    except TimeoutError as error:
-        mine = f"not finished within {outside.seconds:g} s outside the engine"
-        failure = f"environment: {mine if outside.limit.expired() else f'TimeoutError: {error}'}"
+                outcome = await playing
+    except TimeoutError:
+        failure = f"environment: not finished within {outside.seconds:g} s outside the engine"
     except asyncio.CancelledError as error:
         if (task := asyncio.current_task()) is None or task.cancelling():
             raise
-        failure = f"environment: CancelledError: {error}"
-    except MODEL_FAILURES:
-        raise
-    except StrettoError as error:
+        failure = f"environment: CancelledError: {str(error) or 'it canceled the task that it runs in'}"
+    except RolloutError as error:  # whatever the user's environment raises costs its own trajectory alone
         failure = f"environment: {error}"
-    except (Exception, SystemExit) as error:  # whatever the user's environment raises costs its own trajectory alone
-        failure = f"environment: {type(error).__name__}: {error}"
     conversations = handle.conversations()
     if outcome is not None and (wrong := _contradiction(outcome, conversations, calls=handle.calls)):
         failure = f"environment: {wrong}"
-    model.give_up(calls)
     return Trajectory(
         prompt=launch.prompt,
         visit=launch.visit,
@@ -106,6 +110,16 @@ async def run_trajectory(
         rewritten=handle.rewritten,
         full=handle.full,
     )
+
+
+async def played(environment: Environment, prompt: Prompt, model: Model) -> Outcome:
+    """Return the outcome of one attempt. RolloutError with the user's frames, whatever the environment raises."""
+    try:
+        return observed(await environment(prompt, model))
+    except (asyncio.CancelledError, KeyboardInterrupt, *MODEL_FAILURES):
+        raise
+    except BaseException as error:
+        raise RolloutError(raised(error)) from error
 
 
 def _contradiction(outcome: Outcome, conversations: Sequence[Conversation], *, calls: int) -> str | None:
@@ -124,14 +138,15 @@ def observed(outcome: object) -> Outcome:
         raise RolloutError(f"it returned {type(outcome).__name__}, which is no stretto.Outcome")
     if not isinstance(outcome.answer, str):
         raise RolloutError(f"its outcome's answer is {type(outcome.answer).__name__}, not text")
-    if wrong := [name for name, value in dict(outcome.signals).items() if not _is_number(value)]:
+    if wrong := [name for name, value in dict(outcome.signals).items() if not is_number(value)]:
         raise RolloutError(f"its outcome's signal {wrong[0]!r} is no number")
-    if not all(map(_is_number, outcome.turn_rewards or ())):
+    if not all(map(is_number, outcome.turn_rewards or ())):
         raise RolloutError("its outcome's turn_rewards are not all numbers")
     return outcome
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Return true for what is a finite number, numpy's and torch's included."""
     try:
         return math.isfinite(float(value))  # type: ignore[arg-type]  # whatever it is
     except (TypeError, ValueError):

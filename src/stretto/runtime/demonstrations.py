@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.engines.base import Completion, Request
-from stretto.environments.base import Address, Demonstrator, Environment, Reply, Tool
+from stretto.environments.base import Address, Demonstrator, Environment, Reply, Tool, messages_of
 from stretto.environments.chat import ModelHandle, Sampling
 from stretto.environments.render import Renderer
 from stretto.errors import RecipeError, StrettoError
@@ -66,13 +66,14 @@ class DemonstratedModel:
 
     async def chat(
         self,
-        messages: Sequence[Message],
+        messages: str | Sequence[Message],
         *,
         max_new_tokens: int | None = None,
         tools: Sequence[Tool] = (),
         stop: str | Sequence[str] = (),
     ) -> Reply:
         """The next message of the player, in the tokens with which the model would say it."""
+        messages = messages_of(messages)
         self.tokens = self.renderer.answer(messages, self.player(self.prompt, self.turn, messages))
         self.turn += 1
         return await self.handle.chat(messages, max_new_tokens=max_new_tokens, tools=tools, stop=stop)

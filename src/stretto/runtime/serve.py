@@ -43,6 +43,11 @@ class OpenModel:
         """Longest conversation in tokens."""
         return self.parts.context
 
+    @property
+    def named(self) -> bool:
+        """True: a program that asks for another model is not answered by this one."""
+        return True
+
     def at(self, wish: SamplingWish) -> OpenModel:
         """The same model, sampled as a request wishes. One that names a seed is answered alike each time."""
         sampling = self.sampling
@@ -54,7 +59,7 @@ class OpenModel:
 
     async def chat(
         self,
-        messages: Sequence[Message],
+        messages: str | Sequence[Message],
         *,
         max_new_tokens: int | None = None,
         tools: Sequence[Tool] = (),

@@ -137,6 +137,27 @@ def _position_refusal(parameters: Parameters, wanted: Sequence[str]) -> str | No
     return f"takes {len(places)} parameter{'' if len(places) == 1 else 's'}, not {len(wanted)}: ({', '.join(wanted)})"
 
 
+class MissingKey(KeyError):
+    """A key that a prompt does not have; the message says where it is."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class AskedPrompt(dict[str, Any]):
+    """A prompt as a function of stretto's own form gets it."""
+
+    def __missing__(self, key: object) -> Any:
+        tags, where = self["tags"], f"a prompt has {', '.join(self)}"
+        if key in tags:
+            where = f'this column is prompt["tags"][{key!r}]'
+        elif key in REFERENCES:
+            where = 'the reference answer is prompt["reference"]'
+        elif tags:
+            where += f'; other columns are in prompt["tags"]: {", ".join(map(str, tags))}'
+        raise MissingKey(f"{key!r}: {where}")
+
+
 def call(function: Callable[..., Any], asked: Mapping[str, Any]) -> Any:
     """The verdict of a function of any form: a number or None, and of a function of a group a list of them.
 
@@ -154,12 +175,12 @@ def call(function: Callable[..., Any], asked: Mapping[str, Any]) -> Any:
             "its file does not show that; write it, or a function that calls it, into a file beside the recipe"
         )
     if form == "group":
-        found = _awaited(function(answers, prompt, signals))
+        found = _awaited(function(answers, AskedPrompt(prompt), signals))
         if isinstance(found, str | Mapping) or not hasattr(found, "__len__") or len(found) != len(answers):
             raise TypeError(f"the function returned {found!r:.80}, and no list with a number for each answer")
         return list(found)
     if form == "stretto" or parameters is None:
-        return _awaited(function(answers[0], prompt, signals[0]))
+        return _awaited(function(answers[0], AskedPrompt(prompt), signals[0]))
     if form == "verl":
         return _score_of(_awaited(function(**_taken(parameters, _verl_columns(parameters, answers[0], prompt)))))
     columns = _trl_columns(parameters, answers[0], prompt, chats=reads_chats(function))

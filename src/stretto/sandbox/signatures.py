@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Sequence
 
 from stretto.sandbox.target import find_module, tree_of
@@ -72,6 +73,23 @@ def out_of_order(names: Sequence[str], parameters: Sequence[str]) -> str | None:
 def methods(node: ast.ClassDef) -> dict[str, Function]:
     """The methods that a class itself has."""
     return {each.name: each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def tool_refusal(node: Function) -> str | None:
+    """Return why no model can be told of a method as a tool, or none; a decorated one may be described elsewhere."""
+    if node.decorator_list:
+        return None
+    told, text = node.args, ast.get_docstring(node)
+    arguments = [*told.posonlyargs, *told.args, *told.kwonlyargs][1:]
+    if text is None:
+        return f"{node.name} has no docstring, which tells the model of it"
+    for each in (*arguments, *filter(None, (told.vararg, told.kwarg))):
+        if each.annotation is None:
+            return f"parameter {each.arg} of {node.name} has no type hint"
+    for each in arguments:
+        if not re.search(rf"^\s*{re.escape(each.arg)}\s*(\(.*?\))?:", text, re.MULTILINE):
+            return f"parameter {each.arg} of {node.name} has no line under Args: in the docstring"
+    return None
 
 
 def needed(node: Function) -> list[str]:

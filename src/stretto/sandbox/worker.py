@@ -36,6 +36,10 @@ PR_SET_PDEATHSIG = 1
 LOADED: set[str] = set()
 """The user's top-level modules that are imported."""
 PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+OWN = os.path.join(PACKAGE_ROOT, "stretto", "")
+"""Where files of stretto begin."""
+STANDARD = os.path.join(os.path.dirname(os.path.abspath(os.__file__)), "")
+"""Where files of Python's own library begin."""
 
 
 def die_with(parent: int) -> None:
@@ -128,18 +132,35 @@ def plain(value: Any) -> Any:
 
 
 def said(error: BaseException) -> str:
-    """What an exception says, even if saying it fails."""
+    """The message of an exception, cut to `MAX_MESSAGE`, even if making it fails."""
     try:
-        return str(error)[:MAX_MESSAGE]
-    except Exception:
+        text = str(error)
+    except BaseException:
         return "(its message could not be made)"
+    return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} (the other {len(text) - MAX_MESSAGE:,} are cut)"
 
 
-def failure(error: BaseException, target: str) -> dict[str, str]:
-    """The exception as text, with the last frames of the user's file rather than ours."""
-    module = sys.modules.get(target.partition(":")[0])
+def is_users(filename: str) -> bool:
+    """Return true for a file that is neither stretto's, nor Python's, nor that of an installed package."""
+    known = filename.startswith(("<frozen", OWN, STANDARD))
+    return not known and not any(f"{os.sep}{name}{os.sep}" in filename for name in ("site-packages", "dist-packages"))
+
+
+def failure(error: BaseException, target: str = "", *, users_only: bool = False) -> dict[str, str]:
+    """Return an exception as text, with the last frames of the user's files rather than ours.
+
+    Where there are none: of the module of `target`, or of libraries, unless `users_only`. Of a group of exceptions, the
+    first is told.
+    """
+    kind, message, inner = type(error).__name__, said(error), error
     frames = traceback.extract_tb(error.__traceback__)
-    users = [frame for frame in frames if frame.filename == getattr(module, "__file__", None)]
+    users = [frame for frame in frames if is_users(frame.filename)]
+    while isinstance(inner, BaseExceptionGroup):
+        inner = inner.exceptions[0]
+        message = f"{message}: {type(inner).__name__}: {said(inner)}"
+        users = [each for each in traceback.extract_tb(inner.__traceback__) if is_users(each.filename)] or users
+    module = sys.modules.get(target.partition(":")[0])
+    targets = [frame for frame in frames if frame.filename == getattr(module, "__file__", None)]
     others = [
         frame
         for frame in frames
@@ -147,8 +168,8 @@ def failure(error: BaseException, target: str) -> dict[str, str]:
         and frame.filename != importlib.__file__
         and not frame.filename.startswith("<frozen")
     ]
-    shown = (users or others)[-TRACE_LINES:]
-    return {"type": type(error).__name__, "message": said(error), "trace": "".join(traceback.format_list(shown))}
+    shown = (users if users or users_only else targets or others)[-TRACE_LINES:]
+    return {"type": kind, "message": message, "trace": "".join(traceback.format_list(shown))}
 
 
 def run(
