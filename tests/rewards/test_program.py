@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stretto.environments.project import taken_apart
 from stretto.errors import VerdictError
 from stretto.rewards.program import ProgramTests, passed, program_in, same, same_text
 from stretto.sandbox.isolated import ProgramLimits, Sandbox
@@ -56,6 +57,80 @@ def share() -> Iterator[Callable[..., float]]:
 )
 def test_the_program_is_the_last_block_of_python(answer, program):
     assert program_in(answer) == program
+
+
+QUOTES = 'text = """\n```python\nx = 3\n```\n"""\nprint(text)'
+"""A program with fences inside of a string."""
+
+
+@pytest.mark.parametrize(
+    ("answer", "program"),
+    [
+        # Fences that are left open in the thoughts.
+        ("<think>\n```python\nx = 0 maybe? no\n</think>\n```python\nx = 1\n```", "x = 1"),
+        ("I try\n```\nfirst the sum\nand then:\n```python\nx = 1\n```\ndone", "x = 1"),
+        ("I try\n```\nfirst the sum\nand then:\n```\nx = 1\n```\ndone", "x = 1"),
+        ('```python\ndef f():\n    """Adds\n\nBetter:\n```python\ndef f():\n    """Adds."""\n```',
+         'def f():\n    """Adds."""'),
+        # Fences behind words in a line.
+        ("Here it is: ```python\nx = 1\n```", "x = 1"),
+        ("Here it is: ```\nx = 1\n```\nDone.", "x = 1"),
+        ("1. ```python\n   if x:\n       y()\n   ```", "if x:\n    y()"),
+        ("I write it into ```python\nas asked:\n```\nx = 1\n```", "x = 1"),
+        ("```python\nprint(1)```", "print(1)"),
+        ("```python\nx = 1\n``` That is all.", "x = 1"),
+        ("```python print(1)```", "print(1)"),
+        # Fences inside of a program.
+        (f"```python\n{QUOTES}\n```", QUOTES),
+        (f"```\n{QUOTES}\n```\nDone.", QUOTES),
+        (f"So:\n```python\n# don't split\n{QUOTES}\n```\nand it prints\n```\nx = 3\n```", f"# don't split\n{QUOTES}"),
+        ("~~~python\nx = '''\n```\n'''\n~~~", "x = '''\n```\n'''"),
+        ("```python\n# between ```\nx = 1\n```", "# between ```\nx = 1"),
+        # Blocks behind the program.
+        ("```python\nprint(1)\n```\nIt prints\n```\n1\n```", "print(1)"),
+        ("```\nprint(1)\n```\nIt prints\n```\n1\n```", "print(1)"),
+        ("```\nprint(1)\n```\nIt prints\n```\n1 2\n3 4\n```", "print(1)"),
+        ("```python\nprint(1)\n```\nIt prints\n```text\n1\n```\nbye", "print(1)"),
+        ("```python\ndef f():\n    return 1\n```\n```python\n>>> f()\n1\n```", "def f():\n    return 1"),
+        ("```python\nx = 1\n```\nAgain:\n```python\ndef f(:", "x = 1"),
+        # Marks.
+        ("~~~\nx = 1\n~~~", "x = 1"),
+        ("~~~~python\nx = 1\n~~~~", "x = 1"),
+        ("````markdown\n```python\nx = 1\n```\n````\nbye", "x = 1"),
+        ("````python\nx = 1\n```", "x = 1"),
+        ("````\nx = 1\n````", "x = 1"),
+        ("> ```python\n> if x:\n>     y()\n>\n> z()\n> ```", "if x:\n    y()\n\nz()"),
+        ("   ```py\n   x = 1\n   ```", "x = 1"),
+        ("```python\n    if x:\n        y()\n    z()\n```", "if x:\n    y()\nz()"),
+        ("```Python\nx = 1\n```", "x = 1"),
+        ("``` PY\nx = 1\n```", "x = 1"),
+        ('```python title="a.py"\nx = 1\n```', "x = 1"),
+        ("```{.python .numbers}\nx = 1\n```", "x = 1"),
+        ("```python3.11\nx = 1\n```", "x = 1"),
+        ("```python\r\nif x:\r\n    y()\r\n```\r\n", "if x:\n    y()"),
+        ("Here:\r\n```\r\nx = 1\r\n```\r\nIt prints\r\n```\r\n1\r\n```", "x = 1"),
+        # No program.
+        ("x = 1\nprint(x)", None),
+        ("```rust\nfn main() {}\n```\nx = 1", None),
+        ("the fence ``` opens a block", None),
+        ("```python\n```", ""),
+    ],
+)  # fmt: skip
+def test_the_program_is_found_in_whatever_form_it_comes(answer, program):
+    assert program_in(answer) == program
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["```python\n", "```python", "```\n", "```python\n'''\n", "```python\n\\'''\n", "~~~", "`", "(", "-",
+     "[" * 50 + "\n", "```python\n((((((\n", "lambda x: (", "a.b(", "'", '"""', "> ", "    \n",
+     "``` python\nx = 1\n```\n", "`" * 40 + "\n"],
+)  # fmt: skip
+def test_a_hostile_answer_is_read_without_harm(piece):
+    count = 60_000 // len(piece)
+    for answer in (piece * count, f"```python\n{piece * count}\n```\n```\n```", f"```python\nx = {piece * count}"):
+        program_in(answer)
+        taken_apart(answer)
 
 
 def test_a_program_that_reads_and_prints_gets_the_share_of_tests_that_it_passes(share):

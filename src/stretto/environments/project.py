@@ -14,12 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from stretto.environments.base import Model
 from stretto.errors import RolloutError
-from stretto.readings import dedented
+from stretto.readings import program_block
 from stretto.recipe.schema import ProjectSection
 from stretto.types import Message, Outcome, Prompt
 
-BLOCK = re.compile(r"^([ \t]*)```[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
-"""A block of code."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.py")
 BUNDLE = """\
 import sys, types
@@ -84,11 +82,11 @@ def _is_file(row: object) -> bool:
 
 
 def taken_apart(text: str) -> tuple[str | None, str]:
-    """(the last block of code, or none; the notes behind it) of a reply. Without a block all of it is notes."""
-    blocks = list(BLOCK.finditer(text))
-    if not blocks:
+    """(the program of a reply, or none; the notes behind it). Without a closed block all of it is notes."""
+    block = program_block(text)
+    if block is None or not block.closed:
         return None, text.strip()
-    return dedented(blocks[-1][2], blocks[-1][1]), text[blocks[-1].end() :].strip()
+    return block.code, block.behind.strip()
 
 
 def bundled(files: Mapping[str, str]) -> str:

@@ -18,14 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stretto.errors import VerdictError
-from stretto.readings import dedented
+from stretto.readings import program_block
 from stretto.sandbox.isolated.programs import Sandbox
 from stretto.sandbox.isolated.records import CallResult, Calls, ProgramLimits
 
-FENCE = re.compile(r"^([ \t]*)(?:```|~~~)[ \t]*([A-Za-z0-9_+-]*)[^\n]*$", re.MULTILINE)
-"""A line that opens or closes a block of code."""
-PYTHON = frozenset({"", "python", "py", "python3"})
-"""What blocks of a program are marked with."""
 RELATIVE, ABSOLUTE = 1e-6, 1e-9
 """How far a fraction may be from what is expected; whole numbers have to be equal."""
 
@@ -112,17 +108,9 @@ def _stated(given: Any, expected: Any) -> Any:
 
 
 def program_in(answer: str) -> str | None:
-    """The last block of code in an answer; one that is not closed goes to the end. None where there is no block.
-
-    A block that says it is another language is no program, nor is text outside of blocks.
-    """
-    fences = list(FENCE.finditer(answer))
-    for place in range((len(fences) - 1) // 2 * 2, -1, -2):
-        end = fences[place + 1].start() if place + 1 < len(fences) else len(answer)
-        indentation, language = fences[place].groups()
-        if language.lower() in PYTHON:
-            return dedented(answer[fences[place].end() : end].strip("\n"), indentation)
-    return None
+    """The program of an answer (`readings.program_block`), or `None`. Text outside of blocks is no program."""
+    block = program_block(answer)
+    return None if block is None else block.code.strip("\n")
 
 
 async def passed(
