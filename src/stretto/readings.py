@@ -16,7 +16,10 @@ from fractions import Fraction
 
 NUMBER = re.compile(
     r"""
-    (?: (?<![\w)\]}%]) [-+\N{MINUS SIGN}] )?+      # a sign, unless it stands between operands: 5-3 holds 5 and 3
+    (?P<other> (?<![\w.]) [-+]?
+        (?: 0[xX][0-9a-fA-F] | 0[bB][01] | 0[oO][0-7] | [0-9]++_[0-9] )
+        \w*+ (?: \.\w++ )*+ )                       # 0x7f, 1_000
+    | (?: (?<![\w)\]}%]) [-+\N{MINUS SIGN}] )?+      # a sign, unless it stands between operands: 5-3 holds 5 and 3
     (?: [0-9]{1,3}+ (?: ,[0-9]{3} )+ (?![0-9])     # 1,234,567
       | [0-9]++                                    # 1234
       | (?<![\w.]) (?= \.[0-9] )                   # .5
@@ -27,7 +30,8 @@ NUMBER = re.compile(
     """,
     re.VERBOSE,
 )
-"""A number in running text. Without nested repetition, so that it reads any text in linear time."""
+"""A number in running text, or a literal of a program, which is none (`other`). Without nested repetition, so that it
+reads any text in linear time."""
 MAX_CHARACTERS = 1000
 """Longer numbers have no value: exact arithmetic on them would be a way to stall us."""
 FENCE = re.compile(
@@ -65,7 +69,7 @@ LONGEST_PARSED = 30_000
 
 def numbers(text: str) -> Iterator[str]:
     """Every number in a text, as it is written there."""
-    return (match.group() for match in NUMBER.finditer(text))
+    return (match.group() for match in NUMBER.finditer(text) if match["other"] is None)
 
 
 def value(number: str) -> Fraction | None:

@@ -9,6 +9,7 @@ be too large once it is computed is not computed: it is right only if it is writ
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 from stretto.rewards.size import TooLargeError
@@ -16,6 +17,27 @@ from stretto.rewards.tree import of_sympy
 
 MARKS = ("$", r"\boxed", r"\(", r"\[")
 """What says that a reference is marked as mathematics already."""
+MONEY = re.compile(r"\\[$]|\\(?:pounds|euro)\b|[\u20ac\u00a3\u00a5]")
+"""Signs of currencies, which say nothing of a value. A bare dollar may be a mark of mathematics."""
+BRACES = re.compile(r"\\[{}]|(?P<box>\\(?:boxed|fbox)\s*\{)|[{}]")
+"""Braces that open and close a group, those of a box by name, and those that are written as such."""
+EMPTY = re.compile(r"\\varnothing(?![A-Za-z])")
+DOT = re.compile(r"([0-9])[.,;](?=\s*[}$]|\s*\\[)\]]|\s*\Z)")
+"""A number, and the mark that ends a sentence."""
+REPEATING = re.compile(
+    r"(?<![0-9.])([0-9]{0,30})[.]([0-9]{0,30})\\(?:overline|bar|dot)\s*(?:\{([0-9]{1,30})\}|([0-9]))"
+)
+"""A decimal fraction with digits that repeat for ever."""
+PERCENT = re.compile(r"\\?%|\bpercent\b|\bpct\b", re.IGNORECASE)
+HUNDREDTHS = re.compile(
+    r"(?<![0-9.,])([0-9][0-9,]*(?:[.][0-9]+)?)\s*(?:\\?%|(?:\\text\s*\{)?\s*(?:percent|pct)\b\s*\}?)", re.IGNORECASE
+)
+"""A number with a sign of percent."""
+DENIAL = re.compile(
+    r"\\(?:text\w*|mbox|mathrm|mathbf)\s*\{[^{}]*?(?:\b(?:not|no|wrong|incorrect|false|never|unless)\b|n't)",
+    re.IGNORECASE,
+)
+"""Words that take a number back. `math_verify` takes words behind a number for its unit."""
 
 
 def prepare() -> None:
@@ -34,17 +56,70 @@ def verdict(answer: str, reference: str) -> tuple[float, bool]:
     The second is true for an answer that is 0 because it would be too large to compute. ValueError if the reference is
     no expression: then nothing can be judged, and that is not the model's fault.
     """
-    from math_verify import verify
-
-    wanted = _parse(reference if any(mark in reference for mark in MARKS) else rf"\boxed{{{reference}}}")
+    wanted = _reference(reference)
     if not wanted:
         raise ValueError(f"the reference answer {reference[:80]!r} holds no mathematical expression")
+    answer = _plain(answer)
+    if not PERCENT.search(reference):
+        answer = HUNDREDTHS.sub(lambda match: match[1].replace(",", "") + "/100", answer)
+    boxes = _boxes(answer)
+    if boxes and DENIAL.search(boxes[-1]) and not DENIAL.search(reference):
+        return 0.0, False
+    score, costly = _compared(wanted, boxes[-1] if boxes else answer)
+    if score < 1.0 and len(set(boxes)) > 1:  # one box for each member of a set
+        score, also = _compared(wanted, answer)
+        costly = costly or also
+    return score, costly and score < 1.0
+
+
+def _compared(wanted: list[Any], answer: str) -> tuple[float, bool]:
+    """Score of what is found in an answer, and `True` for a score of 0 because it would be too large to compute."""
+    from math_verify import verify
+
     found = _parse(answer)
     costly = any(map(_too_large, found))
     if costly or any(map(_too_large, wanted)):
         same = _written_alike(wanted, found)
         return float(same), costly and not same
     return float(verify(wanted, found, timeout_seconds=None)), False
+
+
+def _reference(text: str) -> list[Any]:
+    """The expression of a reference, which need not be marked as mathematics."""
+    text = _plain(text)
+    found = _parse(text if any(mark in text for mark in MARKS) else rf"\boxed{{{text}}}")
+    if not found and text.count("$") % 2 and (amount := text.replace("$", "").strip()):  # a currency, not a mark
+        found = _parse(rf"\boxed{{{amount}}}")
+    return found
+
+
+def _plain(text: str) -> str:
+    """Write a text as `math_verify` knows it: no currency, no full stop behind a number, a fraction for 0.333..."""
+    text = EMPTY.sub(r"\\emptyset", MONEY.sub("", text))
+    return DOT.sub(r"\1", REPEATING.sub(_fraction, text))
+
+
+def _fraction(match: re.Match[str]) -> str:
+    whole, once, again = match[1], match[2], match[3] or match[4]
+    top = int(whole + once + again) - int("0" + whole + once)
+    return rf"\frac{{{top}}}{{{(10 ** len(again) - 1) * 10 ** len(once)}}}"
+
+
+def _boxes(text: str) -> list[str]:
+    """Every box that is closed and holds something, in order; of a box inside of another only the outer one."""
+    found, opened = list[tuple[int, str]](), list[tuple[int, int] | None]()
+    for brace in BRACES.finditer(text):
+        if brace["box"]:
+            opened.append(brace.span())
+        elif brace[0] == "{":
+            opened.append(None)
+        elif brace[0] == "}" and opened and (box := opened.pop()) is not None:
+            begin, inside = box
+            while found and found[-1][0] > begin:
+                found.pop()
+            if content := text[inside : brace.start()].strip():
+                found.append((begin, rf"\boxed{{{content}}}"))
+    return [box for _, box in found]
 
 
 def _written_alike(wanted: list[Any], found: list[Any]) -> bool:
