@@ -6,6 +6,7 @@ enough that there is something to learn from the first step on.
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -93,9 +94,9 @@ def written(folder, name="tiny", **changes):
 
 
 def recipe_in(folder, **changes):
-    """The recipe, checked and resolved as the command line would."""
+    """The recipe, checked and resolved as the command line would; a table of V* may still have to be made."""
     path = written(folder, **changes)
-    return checked_recipe(path, (), root=path.parent, probes=PROBES)
+    return checked_recipe(path, (), root=path.parent, probes=replace(PROBES, table=lambda recipe, root: ()))
 
 
 def start(folder, *, at=None, engine=None, **changes):

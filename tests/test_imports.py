@@ -52,7 +52,8 @@ ARROWS = {
     "placement": BASE | {"recipe.yaml_io"},
     "scheduler": {"types", "errors", "placement"},
     # What the native engine lets in together is what is priced.
-    "planner": BASE | MODEL_FACTS | {"placement", "scheduler", "engines.native.admission"},
+    # Whether a cut goes through moments that share a scale follows from sizes.
+    "planner": BASE | MODEL_FACTS | {"placement", "scheduler", "engines.native.admission", "training.narrow_blocks"},
     "tasks": BASE | {"sandbox"},
     "rewards": BASE | {"sandbox"},
     "environments": BASE | {"sandbox", "engines.base", "threads"},
@@ -108,6 +109,7 @@ FILES = {
     # A frozen model that says one number for a sequence is given the rows that a trainer packs.
     "models.scalar_head": BASE | {"models", "training.packing", "training.rows"},
     "engines.native.admission": BASE | {"engines.base"},
+    "training.narrow_blocks": BASE,
     # Ways to decode belong to the native engine, whose cache and steps they work on.
     # Decode steps say what of the weights they read, and whether a copy still is them.
     "engines.native.decode_backend": BASE | {"engines", "kernels", "models", "weights.tensors"},
@@ -177,7 +179,11 @@ TORCH_FREE_FILES = (
     "engines.served.vllm_api",
     "runtime.explain_run",
     "runtime.live_page",
+    "runtime.recipe_changes",
+    "runtime.recipe_file",
     "runtime.user_functions",
+    "runtime.value_table",
+    "training.narrow_blocks",
     *MODEL_FACTS,
 )
 IMPORTS = (ast.Import, ast.ImportFrom)

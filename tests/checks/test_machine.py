@@ -117,10 +117,30 @@ def test_devices_are_counted_where_the_recipe_wants_them():
     assert "6 GPUs (NVIDIA H100, 80 GB)" in passed(devices.devices_are_visible(setting(gpus=six)))
     assert "need 8 GPUs, see 6" in failed(devices.devices_are_visible(setting(gpus=six, recipe=on("8xH100"))))
     assert "need 1 GPU, see 0" in failed(devices.devices_are_visible(setting(recipe=on("1xgpu"))))
-    assert "need 8 CPU cores, see 4" in failed(devices.devices_are_visible(setting(gpus=six, recipe=on("8xcpu"))))
+    shared = passed(devices.devices_are_visible(setting(gpus=six, recipe=on("8xcpu"))))
+    assert shared.endswith("8 CPU devices share 4 cores: results are the same, and steps take longer than planned")
     cells = [{"role": "train", "devices": [f"localhost/gpu:{index}" for index in range(7)]}]
     by_hand = setting(gpus=six, recipe=on("auto", cells=cells))
     assert "need 7 GPUs, see 6" in failed(devices.devices_are_visible(by_hand))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "cells", "told"),
+    [
+        ("2xcpu", None, None),
+        ("3xcpu", None, "3 CPU devices share 2 cores"),
+        ("1xcpu+1xcpu2", None, "2 CPU devices of 3 threads share 2 cores"),
+        ("1xcpu4", None, "1 CPU device of 4 threads has 2 cores"),
+        ("2x2xcpu", None, None),
+        ("8xH100", None, None),
+        ("auto", None, None),
+        ("auto", ["localhost/cpu:0", "localhost/cpu:5", "localhost/cpu:7"], "3 CPU devices share 2 cores"),
+    ],
+)
+def test_devices_that_share_cores_are_named(cluster, cells, told):
+    by_hand = cells and [{"role": "train", "devices": cells}]
+    found = devices.shared_cores(parse_recipe(on(cluster, cells=by_hand)).placement, 2)
+    assert found is None if told is None else found.startswith(f"{told}: ")
 
 
 def test_a_torch_for_cpus_beside_a_gpu_is_told():

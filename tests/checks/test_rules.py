@@ -34,6 +34,7 @@ def cells(generate, train, more=""):
     return f"placement={{cluster: 4xcpu, strategy: separate, cells: [{told}]}}"
 
 
+NARROW = [cells("0", "1, 2", ", mesh: {tp: 2}"), "optimizer.name=adamw8bit", "model.scratch.heads=4"]
 LANE = cells("0, 1", "2").replace("}, {role: train", ", mesh: {tp: 2}}, {role: train")
 SLEEPER = cells("0, 1", "0, 1", ", sleeps: [generate]").replace("}, {role: train", ", mesh: {tp: 2}}, {role: train")
 SLEEPER = SLEEPER.replace("strategy: separate", "strategy: flatten").replace("4xcpu", "2xcpu")
@@ -53,6 +54,14 @@ COUNTS = "rewards=[{kind: signal, signal: turns}]"
 WRONG = [
     (["model.quantize=nf4", "model.adapter=null"], "model.quantize", "frozen base"),
     (["model.dtype=float16"], "model.dtype", "loss scaling"),
+    (["algorithm.name=astar_po", "batch.samples=1"], "algorithm.vstar.table", "there is no table of V*"),
+    (["algorithm={name: astar_po, vstar: {table: none.jsonl}}"], "algorithm.vstar.table", "none.jsonl)"),
+    ([*NARROW, "model.scratch.width=144"], "optimizer.name", "o_proj is cut into pieces of 72 numbers, and 144 share"),
+    (
+        [*NARROW, "model.scratch.width=144", "model.adapter={rank: 64, targets: [down_proj, o_proj]}"],
+        "optimizer.name",
+        "o_proj is cut into pieces of 72 numbers",
+    ),
     (["model.shape=qwen3-32b"], "model.shape", "only planned with"),
     (["roles.critic.name=scratch"], "roles.critic", "which has no critic"),
     ([*PPO, "roles.critic={}"], "roles.critic.name", "nothing to load"),
@@ -379,7 +388,8 @@ def test_the_recipe_that_is_made_wrong_is_right(right):
 
 @pytest.mark.parametrize(("changes", "field", "reason"), WRONG)
 def test_what_is_wrong_is_one_problem_with_a_fix(taken, changes, field, reason):
-    (problem,) = problems(taken, changes)
+    others = ["algorithm.vstar.table"] if field != "algorithm.vstar.table" else []  # which nothing has made here
+    (problem,) = [problem for problem in problems(taken, changes) if problem.field not in others]
     assert problem.field == field
     assert reason in problem.reason
     assert problem.fix

@@ -159,6 +159,8 @@ def test_a_cluster_asks_for_devices_and_gets_those_that_are_seen():
     assert devices_for(section(cluster="1xcpu"), seen) == ("a/cpu:0",)
     assert devices_for(section(cluster="1xgpu"), seen) == ("a/gpu:0",)
     assert devices_for(section(cluster="2xH100"), seen) == ("a/gpu:0", "b/gpu:0")
+    three = ("a/cpu:0", "a/cpu:1", "localhost/cpu:2")
+    assert devices_for(section(cluster="3xcpu"), seen) == three, "processes may share cores"
     with pytest.raises(RecipeError, match="need 8 devices of kind gpu, see 2"):
         devices_for(section(cluster="8xH100"), seen)
 
@@ -169,6 +171,8 @@ def test_where_the_cluster_is_left_open_it_is_what_cells_by_hand_name():
     ]
     assert devices_for(section(cells=cells), ("a/cpu:0", "a/cpu:1", "a/gpu:0")) == ("a/cpu:1", "a/gpu:0")
     assert devices_for(section(cells=cells), ("a/cpu:0",)) == ("a/cpu:0",)  # which their plan then lacks
+    beyond = ({"role": "generate", "devices": ["localhost/cpu:9"]}, {"role": "train", "devices": ["localhost/cpu:10"]})
+    assert devices_for(section(cells=beyond), ("localhost/cpu:0",)) == ("localhost/cpu:9", "localhost/cpu:10")
 
 
 def test_devices_of_other_hosts_are_taken_as_they_are_told():

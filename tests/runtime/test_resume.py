@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -413,3 +415,38 @@ def test_a_state_that_is_lost_twice_without_a_checkpoint_between_ends_the_run(tm
     dies_at(2, 2, monkeypatch=monkeypatch)
     with pytest.raises(StateLostError, match="resume the run"):
         start(tmp_path)
+
+
+REFUSED_EARLY = """
+import sys
+from stretto import RecipeError, api
+from stretto.api import calls
+run = sys.argv[1]
+asked = [
+    lambda: calls.resume(run, changes=["optimizer.lr=0.5"]),
+    lambda: calls.resume(run, changes=["run.steps=1"], allow=["run"]),
+    lambda: calls.resume(run, changes=["engine.max_new_tokens=3"], allow=["engines"]),
+    lambda: calls.resume(run, changes=["model.scratch.width=32"], allow=["model"]),
+    lambda: calls.evaluate(run, changes=["algorithm.kl.coef=0.5"]),
+    lambda: calls.evaluate(run, changes=["rewards=[]"]),
+    lambda: calls.sample(run, "0=", changes=["seed=9"]),
+    lambda: calls.serve(run, changes=["task.prompt='{text}'"], ready=print),
+    lambda: calls.evaluate("nothing.yaml"),
+    lambda: calls.evaluate(run + "/recipe.yaml", changes=["task.holdout.prompts=0", "evaluate={every: 0}"]),
+]
+for ask in asked:
+    try:
+        ask()
+    except RecipeError as error:
+        print(error.problems[0].field)
+    assert "torch" not in sys.modules
+"""
+
+
+def test_a_changed_key_is_refused_before_torch_is_loaded(short, tmp_path):
+    run = stopped(short, tmp_path / "run", after=2)
+    told = subprocess.run([sys.executable, "-c", REFUSED_EARLY, run], capture_output=True, text=True, cwd=tmp_path)
+    assert told.stdout.split() == [
+        "optimizer.lr", "run.steps", "--allow", "model.scratch.width", "algorithm.kl.coef", "rewards", "seed",
+        "task.prompt", "nothing.yaml", "task.holdout.prompts",
+    ], told.stderr  # fmt: skip

@@ -15,7 +15,7 @@ from stretto.runtime import questions
 from stretto.runtime import value as making
 from stretto.runtime.recipe_file import with_lasting_paths
 from stretto.runtime.value import value
-from stretto.runtime.value_table import ingredients, read_table, table_path, value_problems, weights_digest
+from stretto.runtime.value_table import ingredients, lacks_table, read_table, table_path, value_problems, weights_digest
 from stretto.tasks.source import load_prompts, split
 from tables import ASTAR, made
 
@@ -104,6 +104,15 @@ def test_a_reward_of_ones_own_is_in_the_name_by_its_code(tmp_path):
     function = "def good(answer, prompt, signals):\n    return {}\n"
     assert name(function.format(1)) == name(function.format(1))
     assert name(function.format(1)) != name(function.format(2))
+
+
+def test_a_table_of_other_keys_is_none_in_the_first_tier(tmp_path):
+    made(tmp_path)
+    assert lacks_table(recipe_in(tmp_path, **ASTAR), tmp_path) == []
+    assert lacks_table(recipe_in(tmp_path, **ASTAR, optimizer__lr=0.5), tmp_path) == [], "rewards do not depend on it"
+    for changes in ({"engine__temperature": 0.5}, {"model__dtype": "float64"}, {"rewards": [{"kind": "exact"}]}):
+        (problem,) = lacks_table(recipe_in(tmp_path, **ASTAR, **changes), tmp_path)
+        assert problem.field == "algorithm.vstar.table" and "stretto value" in problem.fix
 
 
 def test_training_without_a_table_is_refused_with_what_to_do(tmp_path):

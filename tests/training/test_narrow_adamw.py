@@ -16,9 +16,9 @@ from stretto.training.narrow_adamw import (
     Half,
     NarrowAdamW,
     Quarter,
-    block_of,
     make_optimizer,
 )
+from stretto.training.narrow_blocks import block_of
 from stretto.training.optimizer import MasterAdamW, Place
 from stretto.training.parallel.zero1 import merge_states
 

@@ -25,6 +25,8 @@ from stretto.environments.base import Address, Environment
 from stretto.errors import Problem, RecipeError
 from stretto.recipe.load import Changes, RecipeSource, folder_of, listed
 from stretto.recipe.schema import Recipe
+from stretto.runtime.recipe_changes import refuse_asking, refuse_nothing_asked, refuse_resume
+from stretto.runtime.recipe_file import load_run_recipe
 from stretto.runtime.user_functions import Callback, UserFunctions
 from stretto.sandbox.fork_server import ForkServer
 from stretto.types import Message
@@ -105,7 +107,7 @@ def resume(
     """
     refuse_copies("resume", folder)
     place = place_of(folder)
-    recipe, root, functions, own = _recipe_of(
+    before, recipe, root, functions, own = _recipe_of(
         place,
         changes,
         callbacks_strict,
@@ -114,6 +116,7 @@ def resume(
         algorithm=algorithm,
         callbacks=callbacks,
     )
+    refuse_resume(place, before, recipe, root, allow=tuple(allow), restart=restart)
     check_changed(recipe, root, functions)
 
     def work(given: UserFunctions) -> Run:
@@ -142,21 +145,27 @@ def evaluate(
 
     `on` is a file of JSON lines; then every row of it is asked instead, as the recipe's task words it.
     """
-    from stretto.runtime.questions import evaluate_recipe, evaluate_run
-
     told, file = note or _note(quiet=False), None if on is None else Path(on)
     if (place := run_folder(target)) is not None:
-        recipe, root, functions, own = _recipe_of(
+        before, recipe, root, functions, own = _recipe_of(
             place, changes, rewards=rewards, environment=environment, algorithm=algorithm
         )
+        refuse_asking(before, recipe)
         check_changed(recipe, root, functions, training=False)
+        refuse_nothing_asked(recipe, file)
+        from stretto.runtime.questions import evaluate_run
+
         with _served(functions) as given:
             return threads.outside_loops(evaluate_run, place, changes=own, on=file, note=told, given=given)
     source = source_of(target)
     root = folder_of(source)
     functions, found = collect(rewards=rewards, environment=environment, algorithm=algorithm, root=root)
     with _served(functions) as given:
-        opened = open_recipe(source, [found, *listed(changes)], deep=True, training=False, functions=functions)
+        opened = open_recipe(source, [found, *listed(changes)], deep=False, training=False, functions=functions)
+        refuse_nothing_asked(opened, file)
+        check_deeply(opened, root, training=False)
+        from stretto.runtime.questions import evaluate_recipe
+
         return threads.outside_loops(evaluate_recipe, opened, root=root, on=file, note=told, given=given)
 
 
@@ -176,12 +185,12 @@ def sample(
     Before a text comes the recipe's `task.system`. `temperature` 0 is greedy; what is left out is as in training. The
     same call gives the same answers; another `seed` gives others.
     """
-    from stretto.runtime.answers import answers, prompts_of
-
     _refuse_numbers(n=n, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
     own = [*listed(changes), *([] if max_new_tokens is None else [{"engine.max_new_tokens": max_new_tokens}])]
 
     async def question(parts: Any) -> list[Answer]:
+        from stretto.runtime.answers import answers, prompts_of
+
         asked = prompts_of(prompts, system=parts.recipe.task.system)
         return await answers(parts, asked, attempts=n, temperature=temperature, seed=seed)
 
@@ -201,9 +210,10 @@ def serve(
 
     It listens on 127.0.0.1, at `port` or at one that is free (0). Without a `key` there is a new one.
     """
-    from stretto.runtime import serve as server
 
     async def question(parts: Any) -> None:
+        from stretto.runtime import serve as server
+
         await server.serve(parts, port=port, key=key, ready=ready)
 
     ask(target, question, changes=listed(changes), note=note or _note(quiet=False))
@@ -287,15 +297,13 @@ def _served(functions: UserFunctions) -> Iterator[UserFunctions]:
 
 def _recipe_of(
     place: Path, changes: Changes, callbacks_strict: bool | None = None, **given: Any
-) -> tuple[Recipe, Path, UserFunctions, Changes]:
-    """A run's recipe with what was given, its root, the functions, and all that was changed in it."""
-    from stretto.runtime.recipe_file import load_run_recipe
-
-    _, root = load_run_recipe(place)
+) -> tuple[Recipe, Recipe, Path, UserFunctions, Changes]:
+    """A run's recipe as it is and with what was given, its root, the functions, and all that was changed in it."""
+    before, root = load_run_recipe(place)
     functions, own = collect(**given, root=root)
     own |= {} if callbacks_strict is None else {"run.callbacks_strict": callbacks_strict}
     changed = [own, *listed(changes)]
-    return load_run_recipe(place, changed)[0], root, functions, changed
+    return before, load_run_recipe(place, changed)[0], root, functions, changed
 
 
 def _fit(recipe: Recipe, root: Path, note: Note) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from stretto.api.recipes import open_recipe, recipe_to_plan
+from stretto.checks.machine.devices import shared_cores
+from stretto.checks.machine.facts import cores
 from stretto.errors import RecipeError
 from stretto.placement.baselines import BASELINES
 from stretto.placement.build import OPEN
@@ -146,6 +148,8 @@ def planned(
 
         recipe = resolve_dtype(recipe, root, note)
     there = _cluster(recipe)
+    if shared := shared_cores(recipe.placement, cores()):
+        note(shared)
     recipe = _with_base(recipe, root, there, note)
     setting = setting_of(recipe, root, there)
     variants = variants_of(recipe.placement, strategy)

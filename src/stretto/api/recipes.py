@@ -7,6 +7,7 @@ only.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,16 +22,30 @@ from stretto.placement.cluster import parse_cluster
 from stretto.placement.devices import host_of
 from stretto.placement.plan import Cell, Plan, partly_shared
 from stretto.placement.strategies import find_strategy
+from stretto.planner.model_shapes import shape_of_model
+from stretto.planner.unmade import cut_moments
+from stretto.planner.workload import adapted
 from stretto.plugins import folders_of
 from stretto.readings import numbers
 from stretto.recipe.describe import roles_of
 from stretto.recipe.load import Changes, RecipeSource, folder_of
-from stretto.recipe.schema import HubSource, Recipe, RewardPart, TaskSection
+from stretto.recipe.schema import (
+    Adapter,
+    HubSource,
+    ModelSection,
+    Recipe,
+    RewardPart,
+    RoleModel,
+    TaskSection,
+    UpdateSection,
+)
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
+from stretto.runtime.value_table import lacks_table, value_problems
 from stretto.types import Prompt
 
-AS_THEY_ARE = ("run.folder", "environment.turns")
-"""Keys that a run's recipe may have: its folder exists, and turns that nobody counts were not refused before."""
+AS_THEY_ARE = ("run.folder", "environment.turns", "algorithm.vstar.table")
+"""Keys that a run's recipe may have: its folder exists, turns that nobody counts were not refused before, and its own
+copy of the table of V* is read."""
 
 
 def open_recipe(
@@ -78,8 +93,6 @@ def check_deeply(recipe: Recipe, root: Path, *, training: bool = True) -> None:
 
     problems = deep_problems(recipe, root, training=training)
     if training and not problems:
-        from stretto.runtime.value_table import value_problems
-
         problems = value_problems(recipe, root)
     if problems:
         raise RecipeError(*problems)
@@ -114,7 +127,7 @@ def _rewards(section: Sequence[RewardPart], root: Path, functions: Collection[st
     return parts.problems(section, folders_of(root), functions)
 
 
-def _plan(recipe: Recipe) -> Iterable[Problem]:
+def _plan(recipe: Recipe, root: Path) -> Iterable[Problem]:
     section = recipe.placement
     try:
         if section.cluster in OPEN:
@@ -130,7 +143,31 @@ def _plan(recipe: Recipe) -> Iterable[Problem]:
     if by_name and find_strategy(section.strategy).least_devices > len(devices):
         reason = f"{section.strategy} has no effect on one device"
         return [Problem(field="placement.strategy", reason=reason, fix="use auto, or name more in placement.cluster")]
-    return _too_wide(recipe, plan)
+    return [*_too_wide(recipe, plan), *_cut_moments(recipe, root, plan)]
+
+
+def _cut_moments(recipe: Recipe, root: Path, plan: Plan) -> Iterable[Problem]:
+    """Cells that train and cut blocks of an optimizer's moments, where the sizes of the model are known."""
+    critic, model = recipe.roles.critic, recipe.model
+    trained: dict[str, tuple[str, UpdateSection, ModelSection | RoleModel, Adapter | None]]
+    trained = {"train": ("optimizer.name", recipe.optimizer, model, model.adapter)}
+    if critic is not None and critic.optimizer is not None:
+        # A critic like the model as it was before training has its sizes.
+        own = critic if critic.name not in (None, "scratch") or critic.shape else model
+        trained["fit"] = ("roles.critic.optimizer.name", critic.optimizer, own, critic.adapter)
+    found: dict[Problem, None] = {}
+    for cell in plan.cells:
+        if cell.role not in trained or cell.mesh["tp"] == 1:
+            continue
+        field, optimizer, section, adapter = trained[cell.role]
+        with suppress(RecipeError):  # what nobody knows the sizes of is refused where it trains
+            shape = shape_of_model(section, root, field=field)
+            assert shape is not None
+            placed = adapted(shape, adapter, few_bits=model.in_few_bits)
+            rank = adapter.rank if adapter else 0
+            problem = cut_moments(placed, cell.mesh, optimizer=optimizer.name, rank=rank, field=field)
+            found |= {} if problem is None else {problem: None}
+    return found
 
 
 def _tests(prompt: Prompt, column: str) -> str | None:
@@ -216,5 +253,5 @@ def _not_trained(cell: Cell, wide: Sequence[Cell]) -> Iterable[Problem]:
         yield Problem(field="placement.cells", reason=reason, fix=fix)
 
 
-PROBES = Lookups(task=_task, rewards=_rewards, plan=_plan, numbers=numbers, tests=_tests)
+PROBES = Lookups(task=_task, rewards=_rewards, plan=_plan, numbers=numbers, tests=_tests, table=lacks_table)
 """The answers of the real rooms."""

@@ -11,6 +11,8 @@ from stretto import threads
 from stretto.api.recipes import check_changed, open_recipe
 from stretto.api.run import Run
 from stretto.recipe.load import Changes, RecipeSource, folder_of
+from stretto.runtime.recipe_changes import refuse_asking
+from stretto.runtime.recipe_file import load_run_recipe
 
 T = TypeVar("T")
 
@@ -20,19 +22,22 @@ Target = RecipeSource | Run
 
 def ask(target: Target, question: Callable[[Any], Awaitable[T]], *, changes: Changes, note: Callable[[str], None]) -> T:
     """What the model of a run or of a recipe answers, judged by nobody."""
-    from stretto.runtime.answers import only_sampling
-    from stretto.runtime.questions import ask_recipe, ask_run
-
     if (place := run_folder(target)) is not None:
-        from stretto.runtime.recipe_file import load_run_recipe
+        before, root = load_run_recipe(place)
+        recipe, _ = load_run_recipe(place, changes)
+        refuse_asking(before, recipe)
+        from stretto.runtime.answers import only_sampling
+        from stretto.runtime.questions import ask_run
 
-        recipe, root = load_run_recipe(place, changes)
         recipe = only_sampling(recipe)
         check_changed(recipe, root, training=False)
         return threads.outside_loops(ask_run, place, recipe, root, question, note=note, judged=False)
     source = source_of(target)
-    root = folder_of(source)
-    recipe = only_sampling(open_recipe(source, changes, deep=True, training=False))
+    root, opened = folder_of(source), open_recipe(source, changes, deep=True, training=False)
+    from stretto.runtime.answers import only_sampling
+    from stretto.runtime.questions import ask_recipe
+
+    recipe = only_sampling(opened)
     return threads.outside_loops(ask_recipe, recipe, root, question, note=note, judged=False)
 
 

@@ -94,4 +94,6 @@ def admit(recipe: Recipe, *, root: Path) -> list[str]:
         raise RecipeError(*(Problem(field=w.name, reason=w.text, fix=w.fix or "stretto doctor") for w in wrong))
     if cpu_share(setting.machine.cores, busy_cores()).competes:
         wait_passively()  # before torch is loaded
-    return [f"{found.text}; {found.fix}" for found in examine(setting, TOLD_AT_START) if not found.ok]
+    shared = devices.shared_cores(recipe.placement, setting.machine.cores)
+    told = [f"{found.text}; {found.fix}" for found in examine(setting, TOLD_AT_START) if not found.ok]
+    return [*([shared] if shared else []), *told]

@@ -119,6 +119,7 @@ RULES: tuple[Rule, ...] = (
     files.plan_is_sound,
     files.model_can_be_found,
     files.adapter_can_go_on,
+    files.values_are_there,
     files.lengths_are_recorded,
     files.run_folder_is_free,
     files.logs_can_be_written,

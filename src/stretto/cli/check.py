@@ -10,6 +10,8 @@ import typer
 from rich.text import Text
 
 from stretto.api.recipes import not_at_hand, open_recipe
+from stretto.checks.machine.devices import shared_cores
+from stretto.checks.machine.facts import cores
 from stretto.cli import render
 from stretto.recipe.describe import batch_sentence, changes_of, objective, plan_sentence
 from stretto.recipe.load import folder_of
@@ -57,6 +59,8 @@ def _page(recipe: Recipe, unread: Sequence[str]) -> Text:
     ):
         page.append(f"{title}\n", style="bold")
         page.append("".join(f"  {line}\n" for line in render.plain(body).splitlines())).append("\n")
+    if shared := shared_cores(recipe.placement, cores()):
+        page.append(f"note: {shared}\n", style="yellow")
     for what in unread:
         page.append(f"not looked at: {what}\n", style="yellow")
     return page.append("nothing wrong was found in the rest" if unread else "nothing wrong was found", style="green")

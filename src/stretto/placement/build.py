@@ -7,6 +7,7 @@ in the plan. A strategy named beside them decides only whether stages flow or wa
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -17,7 +18,7 @@ from pydantic import Field, ValidationError
 from stretto.errors import Problem, RecipeError
 from stretto.placement import strategies
 from stretto.placement.cluster import parse_cluster
-from stretto.placement.devices import DeviceKind, kind_of
+from stretto.placement.devices import DeviceKind, kind_of, number_of
 from stretto.placement.partitions import Partition, is_partition, read_partition
 from stretto.placement.plan import Cell, Plan
 from stretto.placement.strategies import MODELS, ORDER, PRESETS, STRATEGIES, StrategyInputs, find_strategy
@@ -63,12 +64,14 @@ def devices_for(section: Placement, seen: Sequence[str]) -> tuple[str, ...]:
     """The devices that a recipe asks for, of those that are seen; with `auto` what its cells name, or the first.
 
     Those of several hosts are taken as they are told: no host sees the devices of another, so whether they are there is
-    found out when their processes are started.
+    found out when their processes are started. CPU devices of this host are processes: any number may share its cores.
     """
     cluster = section.cluster
     if cluster == "auto":
         named = named_by_cells(section)
-        return tuple(device for device in seen if device in named) or tuple(seen[:1])
+        beyond = {device for device in named - set(seen) if re.fullmatch(r"localhost/cpu:\d{1,5}", device)}
+        processes = sorted(beyond, key=number_of)
+        return (*(device for device in seen if device in named), *processes) or tuple(seen[:1])
     told = None if cluster == "1xgpu" else parse_cluster(cluster)
     if told is not None and len(told.hosts) > 1:
         return tuple(told.devices)
@@ -76,6 +79,8 @@ def devices_for(section: Placement, seen: Sequence[str]) -> tuple[str, ...]:
     chosen: list[str] = []
     for kind, needed in Counter(kinds).items():
         there = [device for device in seen if kind_of(device) is kind]
+        if kind is DeviceKind.CPU:
+            there += [f"localhost/cpu:{index}" for index in range(len(there), needed)]
         if needed > len(there):
             raise RecipeError.of(
                 "placement.cluster",

@@ -18,6 +18,7 @@ from stretto.placement.partitions import Partition, RolePlace
 from stretto.placement.plan import Cell, Plan, partly_shared
 from stretto.placement.strategies import ORDER, Division, Strategy, StrategyInputs
 from stretto.planner.problem import ALONE, ModelSplit, PlanningProblem
+from stretto.planner.unmade import cut_moments
 from stretto.planner.workload import StepWorkload
 from stretto.scheduler.records import UPDATE
 
@@ -165,19 +166,25 @@ class Candidate:
     def waits_for(self, workload: StepWorkload) -> Iterator[str]:
         """What of it nothing can execute yet."""
         splits = {role: self.split(role, workload.reading) for role in workload.roles}
-        fitted = [splits["fit"]] if "fit" in splits else []
+        fitted = [role for role in ("train", "fit") if role in splits]
         others = workload.roles - workload.reading - {*UPDATE, "generate"}
         frozen = [splits[role] for role in others if not self._like_policy(role, workload)]
         told = (
             *self._unmade_lane(workload),
             *self._uncut(workload),
-            (any(split.width > split.dp for split in fitted), "critics that are cut in more than slices"),
+            ("fit" in splits and splits["fit"].width > splits["fit"].dp, "critics that are cut in more than slices"),
             (any(split.width > split.dp for split in frozen), "frozen models that are cut in more than slices"),
             (self._values_apart(workload), "values of a critic in slices where it is not trained"),
             (workload.exact and self.train.width > 1, "the exact KL of a model in slices"),
+            *((self._cuts_moments(role, splits[role], workload), "adamw8bit on parts of a block") for role in fitted),
             (workload.served and self.devices > 1, "a server of your own beside several devices"),
         )
         yield from dict.fromkeys((*(what for asked, what in told if asked), *workload.unmade))
+
+    def _cuts_moments(self, role: str, split: ModelSplit, workload: StepWorkload) -> bool:
+        """True if devices that share matrices would share a block of moments of 8 bits."""
+        optimizer, rank = workload.optimizer_of(role), workload.adapter_of(role)
+        return cut_moments(workload.shapes[role], split.degrees, optimizer=optimizer, rank=rank, field="") is not None
 
     def _unmade_lane(self, workload: StepWorkload) -> Iterator[tuple[bool, str]]:
         """What of a cell that generates cannot be done by several devices, and whether it would be."""

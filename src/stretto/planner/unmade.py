@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from stretto.errors import Problem
 from stretto.planner.cost.shapes import PROJECTIONS, ModelShape
 from stretto.recipe.schema import Recipe, RoleModel
+from stretto.training.narrow_blocks import cut_block
 
 
 def unmade(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> Iterator[str]:
@@ -32,3 +34,28 @@ def uncounted(recipe: Recipe, policy: ModelShape) -> Iterator[str]:
     known = {*policy.attention_inputs, *PROJECTIONS}
     if not isinstance(chosen, str) and (names := [name for name in chosen if name not in known]):
         yield f"adapters on {', '.join(names)} are not counted, because the size of such a layer is not known here"
+
+
+def cut_moments(shape: ModelShape, mesh: Mapping[str, int], *, optimizer: str, rank: int, field: str) -> Problem | None:
+    """The problem of devices that share matrices (`tp`) and would share a block of an optimizer's moments of 8 bits.
+
+    Layers that are cut by their inputs have it. `rank` is that of an adapter, 0 without one.
+    """
+    tensor = mesh["tp"]
+    if optimizer != "adamw8bit" or tensor == 1:
+        return None
+    rows = {"o_proj": shape.heads * shape.values}
+    if shape.layers > shape.moe_layers:
+        rows["down_proj"] = shape.ffn
+    if shape.experts and mesh["ep"] == 1:
+        rows["experts.down_proj"] = shape.expert_ffn
+    chosen = shape.adapted if rank else None
+    for name, width in rows.items():
+        named = chosen is None or name in chosen or ("attention" in chosen and name == "o_proj")
+        if named and (
+            found := cut_block(
+                name, numbers=(rank or shape.hidden) * width, width=width, run=width // tensor, field=field
+            )
+        ):
+            return found
+    return None

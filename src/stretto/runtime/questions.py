@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from stretto import threads
-from stretto.algorithms.catalog import find_facts, learns_from_rows
+from stretto.algorithms.catalog import find_facts
 from stretto.checks.own_code import import_plugins
-from stretto.errors import RecipeError
 from stretto.recipe.describe import roles_of
 from stretto.recipe.load import Changes
 from stretto.recipe.schema import AlgorithmSection, ColumnsSource, JsonlSource, OwnAlgorithm, Recipe
@@ -22,7 +21,7 @@ from stretto.runtime.inputs import refuse_changed
 from stretto.runtime.moved import point_adapters
 from stretto.runtime.plans import sampling_plan
 from stretto.runtime.precision import resolve_precision
-from stretto.runtime.recipe_changes import EVALUATION_KEYS, RecipeRecord
+from stretto.runtime.recipe_changes import EVALUATION_KEYS, asking_record, refuse_nothing_asked
 from stretto.runtime.recipe_file import load_run_recipe
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.session import startup_deadline
@@ -68,12 +67,7 @@ def evaluation_of(recipe: Recipe, root: Path, on: Path | None) -> Callable[[Runt
     Raises:
         RecipeError: there is nothing to ask, or no reward scores the answers.
     """
-    if not recipe.rewards and not learns_from_rows(recipe.algorithm.name):
-        reason = "there are none, so nobody says of an answer that it is right"
-        raise RecipeError.of("rewards", reason, "give some, such as 'rewards=[{kind: exact}]'")
-    if on is None and recipe.task.holdout.prompts == 0:
-        fix = "hold some prompts out, or name a file of rows with --on"
-        raise RecipeError.of("task.holdout.prompts", "is 0, so there is nothing to ask", fix)
+    refuse_nothing_asked(recipe, on)
     rows = None if on is None else rows_of(recipe, root, on)
 
     async def evaluated(parts: Runtime) -> Evaluation:
@@ -87,8 +81,6 @@ def evaluation_of(recipe: Recipe, root: Path, on: Path | None) -> Callable[[Runt
 
 def rows_of(recipe: Recipe, root: Path, file: Path) -> tuple[Prompt, ...]:
     """Every row of a file of JSON lines as a prompt of the recipe's task: same message, same columns, none held out."""
-    if not file.is_file():
-        raise RecipeError.of("--on", f"there is no file {file}", "name a file with one JSON object per line")
     facts = find_facts(recipe.algorithm.name)
     source = JsonlSource(path=str(file.resolve()), rows=facts.rows if facts else "prompts")
     if isinstance(there := recipe.task.source, ColumnsSource):
@@ -167,8 +159,7 @@ async def _ask(
     )
     try:
         if checkpoint is not None:
-            remedy = f"leave it; an evaluation may change keys of {', '.join(EVALUATION_KEYS)}"
-            record = RecipeRecord(recipe, allow=EVALUATION_KEYS, remedy=remedy)
+            record = asking_record(recipe)
             Checkpoints(checkpoint.parent, keep=1, best=None).restore(
                 checkpoint, (record, *parts.stateful), written=written_by(roles_of(asked))
             )

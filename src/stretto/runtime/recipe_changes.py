@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from stretto.errors import Problem, RecipeError
+from stretto.algorithms.catalog import learns_from_rows
+from stretto.errors import CheckpointError, Problem, RecipeError
 from stretto.models.source import locate
 from stretto.recipe.load import parse_recipe
 from stretto.recipe.resolve import resolve
 from stretto.recipe.schema import Recipe
 from stretto.recipe.validation_errors import nearest
+from stretto.storage.manifest import verify
 
 EVALUATION_KEYS = (
     "evaluate", "engine", "rewards", "roles.reward_model", "environment", "placement", "deadlines", "guards", "log",
@@ -175,6 +178,44 @@ def refuse_unknown(allow: Sequence[str], *recipes: Recipe) -> None:
     ]
     if problems:
         raise RecipeError(*problems)
+
+
+def refuse_resume(
+    folder: Path, before: Recipe, recipe: Recipe, root: Path, *, allow: Sequence[str], restart: bool = False
+) -> None:
+    """Refuses to resume a run of the recipe `before` with another one, as far as that is known without PyTorch."""
+    refuse_unknown(allow, before, recipe)
+    held = FixedRecord(folder=folder, root=root)
+    RecipeRecord(recipe, allow=allow, held=held).restore(before.model_dump(mode="json"))
+    for path in [] if restart else sorted((folder / "checkpoints").glob("step-*"), reverse=True):
+        if recipe.run.steps >= (step := int(path.name[5:]) if path.name[5:].isdigit() else 0):
+            return
+        with suppress(CheckpointError):  # a damaged one is skipped, later and with its reason
+            verify(path)
+            refuse_fewer_steps(recipe, step)
+
+
+def refuse_asking(before: Recipe, recipe: Recipe) -> None:
+    """Refuses to ask a run of the recipe `before` with another one than in keys of `EVALUATION_KEYS`."""
+    asking_record(recipe).restore(before.model_dump(mode="json"))
+
+
+def refuse_nothing_asked(recipe: Recipe, on: Path | None) -> None:
+    """Refuses to evaluate without rewards, and without held-out prompts or a file of rows `on`."""
+    if not recipe.rewards and not learns_from_rows(recipe.algorithm.name):
+        reason = "there are none, so nobody says of an answer that it is right"
+        raise RecipeError.of("rewards", reason, "give some, such as 'rewards=[{kind: exact}]'")
+    if on is None and recipe.task.holdout.prompts == 0:
+        fix = "hold some prompts out, or name a file of rows with --on"
+        raise RecipeError.of("task.holdout.prompts", "is 0, so there is nothing to ask", fix)
+    if on is not None and not on.is_file():
+        raise RecipeError.of("--on", f"there is no file {on}", "name a file with one JSON object per line")
+
+
+def asking_record(recipe: Recipe) -> RecipeRecord:
+    """The part of a checkpoint that refuses to be asked with another recipe."""
+    remedy = f"leave it; an evaluation may change keys of {', '.join(EVALUATION_KEYS)}"
+    return RecipeRecord(recipe, allow=EVALUATION_KEYS, remedy=remedy)
 
 
 def refuse_fewer_steps(recipe: Recipe, done: int) -> None:

@@ -49,7 +49,7 @@ from stretto.runtime.recipe_changes import (
     RecipeRecord,
     allowed,
     refuse_fewer_steps,
-    refuse_unknown,
+    refuse_resume,
 )
 from stretto.runtime.recipe_file import load_run_recipe, recipe_text, with_lasting_paths
 from stretto.runtime.resume_point import ResumePoint, set_aside, standing
@@ -107,8 +107,7 @@ def resume(
     """
     before, root = load_run_recipe(folder)
     recipe, _ = load_run_recipe(folder, changes)
-    refuse_unknown(allow, before, recipe)
-    _recipe_record(recipe, folder, root, allow).restore(before.model_dump(mode="json"))
+    refuse_resume(folder, before, recipe, root, allow=allow, restart=restart)
     with held(folder):
         told = f"beginning again; what was there is in {set_aside(folder)}" if restart else ""
         return _run_with_restarts(

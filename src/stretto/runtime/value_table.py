@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from stretto.algorithms.catalog import facts_of
-from stretto.algorithms.optimal import optimal_value
 from stretto.errors import Problem, RecipeError
 from stretto.models.files import files_read
 from stretto.models.source import ModelFiles, locate
@@ -26,7 +25,6 @@ from stretto.plugins import folders_of, is_plugin
 from stretto.recipe.resolve import vstar_of
 from stretto.recipe.schema import Recipe, Vstar
 from stretto.runtime.interrupt import stop_if_interrupted
-from stretto.runtime.precision import resolve_precision
 from stretto.runtime.recipe_file import with_lasting_paths
 from stretto.sandbox.imports import sources
 from stretto.storage.atomic import replace, storing, to_json, write_all
@@ -37,6 +35,8 @@ from stretto.types import Prompt
 FIELD = "algorithm.vstar.table"
 COPY = "vstar.jsonl"
 """The table's name in a run's folder."""
+FIRST = "run `stretto value RECIPE` first; it samples the reference once, and goes on where it stopped"
+"""What to do where there is no table, or only a part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +77,8 @@ class Table:
 
     def values(self, prompts: Iterable[Prompt], section: Vstar, *, largest: bool) -> dict[str, float]:
         """V* of each prompt that has a verdict; the largest reward if so asked."""
+        from stretto.algorithms.optimal import optimal_value  # it loads PyTorch
+
         beta1 = 0.0 if largest else section.beta1
         rewards = self.rewards(prompts, section.samples)
         return {name: optimal_value(found, beta1) for name, found in rewards.items()}
@@ -99,15 +101,26 @@ def ingredients(recipe: Recipe, prompts: Sequence[Prompt], root: Path) -> dict[s
     own = [recipe.environment.kind, *(part.kind for part in recipe.rewards)]
     code = {name: sources(name, folders_of(root)) for name in own if is_plugin(name)}
     asked = sorted(to_json([p.id, list(p.messages), p.reference, dict(p.tags)]) for p in prompts)
-    reference = recipe.model.model_dump(mode="json", exclude={"adapter", "shape"})
+    keys = _keys(recipe)
+    read = {"files": weights_digest(files)} | ({"seed": recipe.seed} if files.scratch else {})
     return {
         "prompts": digest(*asked),
-        "rewards": [part.model_dump(mode="json", exclude={"deadline"}) for part in recipe.rewards],
+        "rewards": keys["rewards"],
         "code": {kind: contents_digest(modules) for kind, modules in code.items()},
-        "environment": recipe.environment.model_dump(mode="json", exclude={"deadline", "hosts"}),
-        "reference": reference | {"files": weights_digest(files)} | ({"seed": recipe.seed} if files.scratch else {}),
-        "sampler": _sampler(recipe),
+        "environment": keys["environment"],
+        "reference": keys["reference"] | read,
+        "sampler": keys["sampler"],
         **_judging(recipe, root),
+    }
+
+
+def _keys(recipe: Recipe) -> dict[str, Any]:
+    """The ingredients that are keys of the recipe, for which no file is read."""
+    return {
+        "rewards": [part.model_dump(mode="json", exclude={"deadline"}) for part in recipe.rewards],
+        "environment": recipe.environment.model_dump(mode="json", exclude={"deadline", "hosts"}),
+        "reference": recipe.model.model_dump(mode="json", exclude={"adapter", "shape"}),
+        "sampler": _sampler(recipe),
     }
 
 
@@ -145,6 +158,31 @@ def weights_digest(files: ModelFiles) -> str:
 def contents_digest(files: Mapping[str, Path]) -> str:
     """Tells the contents of some files apart, whatever folders they are in."""
     return digest(*(text for name in sorted(files) for text in (name, file_digest(files[name], stop_if_interrupted))))
+
+
+def lacks_table(recipe: Recipe, root: Path) -> list[Problem]:
+    """First tier of `value_problems`: no table with the recipe's keys exists. Reads the first line of each."""
+    if "vstar" not in facts_of(recipe.algorithm.name).needs:
+        return []
+    named = vstar_of(recipe).table
+    paths = sorted(Path(".stretto", "vstar").glob("*.jsonl")) if named == "auto" else [root / named]
+    keys, settled = _keys(with_lasting_paths(recipe, root)), recipe.model.model_fields_set
+    # A dtype or a storage that the recipe leaves open is chosen with PyTorch.
+    chosen = ({"dtype"} - settled) | ({"quantize"} if recipe.model.quantize == "auto" else set())
+    for path in paths:
+        try:
+            with path.open(encoding="utf-8") as file:
+                made_from = json.loads(file.readline())["made_from"]
+            same = [made_from[key] == keys[key] for key in keys if key != "reference"]
+            same += [made_from["reference"][key] == keys["reference"][key] for key in keys["reference"].keys() - chosen]
+        except OSError:
+            continue
+        except (ValueError, KeyError, TypeError):  # `read_table` says what is wrong with a table that a recipe names
+            same = [named != "auto"]
+        if all(same) or named != "auto":
+            return []
+    where = "" if named == "auto" else f" ({root / named})"
+    return [Problem(field=FIELD, reason=f"there is no table of V* for this recipe{where}", fix=FIRST)]
 
 
 def table_path(recipe: Recipe, made_from: dict[str, Any], root: Path) -> Path:
@@ -204,6 +242,8 @@ def value_problems(recipe: Recipe, root: Path) -> list[Problem]:
     """What is wrong with the table that training would read. Loads no model."""
     if "vstar" not in facts_of(recipe.algorithm.name).needs:
         return []
+    from stretto.runtime.precision import resolve_precision  # it loads PyTorch
+
     try:
         _ready(resolve_precision(recipe, root), root)
     except RecipeError as error:
@@ -235,13 +275,12 @@ def _ready(recipe: Recipe, root: Path) -> Path:
     path = table_path(recipe, made_from, root)
     samples = vstar_of(recipe).samples
     table = read_table(path, made_from)
-    fix = "run `stretto value RECIPE` first; it samples the reference once, and goes on where it stopped"
     if not path.exists():
         reason = f"there is no table of V* for this recipe, computed in {recipe.model.dtype} ({path})"
-        raise RecipeError.of(FIELD, reason, fix)
+        raise RecipeError.of(FIELD, reason, FIRST)
     if untried := table.untried(training, samples):
         reason = f"{untried} of {len(training)} prompts have fewer than {samples} answers in {path}"
-        raise RecipeError.of(FIELD, reason, fix)
+        raise RecipeError.of(FIELD, reason, FIRST)
     if not table.rewards(training, samples):
         raise RecipeError.of(FIELD, f"no answer in {path} has a verdict", "mend the reward, then run `stretto value`")
     return path

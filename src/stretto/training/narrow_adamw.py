@@ -27,19 +27,11 @@ from stretto.errors import RecipeError
 from stretto.kernels.bits import joined, noise_of, parted
 from stretto.kernels.cuda import fused_adamw
 from stretto.recipe.schema import UpdateSection as Section
+from stretto.training.narrow_blocks import LEAST, SMALL, block_of, cut_block
 from stretto.training.optimizer import EPS, MasterAdamW, Place, Places, wide_master
 
 PIECE = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Numbers that are wide at once: on a CPU what its cache holds."""
-
-BLOCK = 256
-"""Most numbers of a row that share a scale."""
-
-SMALL = 4096
-"""Below this many numbers moments stay wide, as in bitsandbytes: norms and biases, which are few and matter."""
-
-LEAST = 16
-"""A row whose blocks would be shorter keeps wide moments: its scales would take as much."""
 
 Moments = dict[str, Tensor]
 """What an average is stored as, by names that begin with the average's."""
@@ -155,11 +147,6 @@ class Quarter:
             codes = torch.where(wide > 0, codes.clamp(min=1), codes)
         stored[average.name][rows] = codes.clamp_(*average.codes).to(average.dtype)
         stored[f"{average.name}_scale"][rows] = scales
-
-
-def block_of(width: int) -> int:
-    """The largest number up to `BLOCK` that divides the width of a row."""
-    return next(size for size in range(min(BLOCK, width), 0, -1) if width % size == 0)
 
 
 def storage_for(name: str, shape: torch.Size, dtype: torch.dtype) -> Storage:
@@ -330,9 +317,8 @@ def refuse_cut_blocks(name: str, place: Place, storage: Storage) -> None:
     cut = place.cut
     if not isinstance(storage, Quarter) or cut is None or cut.dim != len(place.shape) - 1:
         return
-    if (run := cut.run(place.shape[-1])) % storage.block:
-        reason = f"{name} is cut into pieces of {run} numbers, and {storage.block} share a scale"
-        raise RecipeError.of("optimizer.name", reason, "use adamw16bit or adamw, or a smaller tp")
+    if problem := cut_block(name, numbers=place.shape.numel(), width=place.shape[-1], run=cut.run(place.shape[-1])):
+        raise RecipeError(problem)
 
 
 def make_optimizer(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from stretto.checks.machine.base import GB, Check, MachineCheck
 from stretto.errors import RecipeError
 from stretto.models.size import WIDTHS, parameters
-from stretto.placement.devices import find_device
-from stretto.recipe.schema import Recipe
+from stretto.placement.build import OPEN, named_by_cells
+from stretto.placement.cluster import parse_cluster
+from stretto.placement.devices import DeviceKind, find_device, kind_of
+from stretto.recipe.schema import Placement, Recipe
 
 
 def devices_are_visible(setting: MachineCheck) -> Check | None:
@@ -18,11 +20,29 @@ def devices_are_visible(setting: MachineCheck) -> Check | None:
     kind = f" ({gpus[0].name}, {gpus[0].memory / GB:.0f} GB)" if gpus else ""
     seen = len(gpus) if setting.uses_gpu else cores
     text = f"{told}{kind} and {cores} CPU core{'' if cores == 1 else 's'} can be used"
+    if setting.recipe is not None and (shared := shared_cores(setting.recipe.placement, cores)):
+        return Check(name="devices", ok=True, text=f"{text}; {shared}")
     if count <= seen:
         return Check(name="devices", ok=True, text=text)
     kind = f"{'GPU' if setting.uses_gpu else 'CPU core'}{'' if count == 1 else 's'}"
     fix = "use fewer, or make the others visible: CUDA_VISIBLE_DEVICES, or the options of your container"
     return Check(name="devices", ok=False, text=f"need {count} {kind}, see {seen}", fix=fix)
+
+
+def shared_cores(section: Placement, cores: int) -> str | None:
+    """A sentence about CPU devices that are more than the cores of this machine; `None` if each has its own."""
+    if section.cluster in OPEN:
+        count = sum(kind_of(device) is DeviceKind.CPU for device in named_by_cells(section))
+        threads = count
+    else:
+        cluster = parse_cluster(section.cluster)
+        each = [d for d in cluster.devices.values() if d.kind is DeviceKind.CPU] if len(cluster.hosts) == 1 else []
+        count, threads = len(each), sum(device.threads or 1 for device in each)
+    if count == 0 or threads <= cores:
+        return None
+    asked = f"{count} CPU device{'s' * (count > 1)}" + (f" of {threads} threads" if threads > count else "")
+    verb = "share" if count > 1 else "has"
+    return f"{asked} {verb} {cores} core{'s' * (cores > 1)}: results are the same, and steps take longer than planned"
 
 
 def torch_can_use_the_gpu(setting: MachineCheck) -> Check | None:

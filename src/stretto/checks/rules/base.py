@@ -25,12 +25,14 @@ class Lookups:
     files are looked for in the folder."""
     rewards: Callable[[Sequence[RewardPart], Path], Iterable[Problem]]
     """What is wrong with the parts of the reward, each for itself; user code is looked for in the folder."""
-    plan: Callable[[Recipe], Iterable[Problem]]
-    """What is wrong with where the models are to live."""
+    plan: Callable[[Recipe, Path], Iterable[Problem]]
+    """What is wrong with where the models are to live; their files are looked for in the folder."""
     numbers: Callable[[str], Iterable[str]]
     """The numbers in a reference answer, as a numeric reward reads them."""
     tests: Callable[[Prompt, str], str | None]
     """Why a prompt has no tests for a program in this column, or none."""
+    table: Callable[[Recipe, Path], Iterable[Problem]]
+    """What is wrong with the table of V* that training would read."""
     functions: frozenset[str] = frozenset()
     """Kinds that stand for functions which were given as objects, so that nobody has to find them."""
 

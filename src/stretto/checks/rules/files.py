@@ -17,7 +17,7 @@ from stretto.recipe.schema import Recipe
 
 def plan_is_sound(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Every stage is served, by devices that the cluster has."""
-    yield from scene.probes.plan(recipe)
+    yield from scene.probes.plan(recipe, scene.root)
 
 
 def model_can_be_found(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
@@ -54,6 +54,12 @@ def adapter_can_go_on(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
             "was before training; measuring against it is not available yet",
             fix="name the model that `stretto merge` makes of it, or use an algorithm and a KL without a reference",
         )
+
+
+def values_are_there(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """The table of V* was made, if the algorithm reads one."""
+    if scene.training and find_facts(recipe.algorithm.name) is not None:
+        yield from scene.probes.table(recipe, scene.root)
 
 
 def lengths_are_recorded(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
