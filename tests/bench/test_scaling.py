@@ -47,7 +47,7 @@ def wish(folder, cluster="2xcpu", **changes):
 @pytest.fixture
 def document(tmp_path, monkeypatch):
     monkeypatch.setattr("stretto.bench.scaling.not_at_hand", lambda cluster: None)
-    return scaling(wish(tmp_path, ahead=(4,)), note=len, train=pretend)
+    return scaling(wish(tmp_path, ahead=(4,)), note=len, train=pretend, look=lambda: 0.0)
 
 
 def test_every_size_has_its_speed_its_accuracy_and_its_price(document):
@@ -96,7 +96,7 @@ def test_a_size_that_fails_costs_no_other_its_row(tmp_path, monkeypatch):
     placement = asked.recipe.placement.model_copy(update={"strategy": "separate"})
     asked = replace(asked, recipe=asked.recipe.model_copy(update={"placement": placement}))
     told = []
-    document = scaling(asked, note=told.append, train=fails_alone)
+    document = scaling(asked, note=told.append, train=fails_alone, look=lambda: 0.0)
     measured, _ = document["rows"]
     assert (measured["devices"], measured["measured"], measured["ratio"]) == (2, True, 1.0)
     assert document["rows"][1]["peer_name"] == "2 x cpu, predicted"
@@ -107,7 +107,7 @@ def test_a_size_that_fails_costs_no_other_its_row(tmp_path, monkeypatch):
         show(document) for show in (scaling_page.table, scaling_page.picture, lambda it: [*scaling_page.bars(it)])
     )
     with pytest.raises(StrettoError, match="no effect"):
-        scaling(replace(asked, sizes=(1,), ahead=()), note=told.append, train=fails_alone)
+        scaling(replace(asked, sizes=(1,), ahead=()), note=told.append, train=fails_alone, look=lambda: 0.0)
 
 
 def test_people_get_a_table_bars_and_a_picture(document):
@@ -127,7 +127,7 @@ def test_people_get_a_table_bars_and_a_picture(document):
 
 def test_a_size_beyond_the_machine_is_predicted_with_a_reason(tmp_path):
     told = []
-    document = scaling(wish(tmp_path, "64x8xH100", sizes=(512,)), note=told.append, train=pretend)
+    document = scaling(wish(tmp_path, "64x8xH100", sizes=(512,)), note=told.append, train=pretend, look=lambda: 0.0)
     assert [row["measured"] for row in document["rows"]] == [False]
     assert told == ["512 devices are only predicted: 64 hosts need a Ray cluster (RAY_ADDRESS)"]
 
@@ -163,7 +163,7 @@ def test_a_part_of_a_cluster_is_written_as_a_recipe_has_it(cluster, size, text):
 )
 def test_sizes_that_cannot_be_are_refused(tmp_path, changes, field):
     with pytest.raises(RecipeError) as error:
-        scaling(wish(tmp_path, **changes), note=len, train=pretend)
+        scaling(wish(tmp_path, **changes), note=len, train=pretend, look=lambda: 0.0)
     assert [problem.field for problem in error.value.problems] == [field]
 
 
@@ -199,3 +199,23 @@ def test_a_recipe_really_runs_on_one_and_on_two_devices(tmp_path, capsys):
     assert [(row["devices"], row["measured"]) for row in document["rows"]] == [(1, True), (2, True), (4, False)]
     assert document["rows"][1]["lost"]["reduction"] > 0
     assert picture.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("busy", "seconds", "doubted"),
+    [
+        ([0.0, 0.1, 0.2, 0.0], 2.5, []),
+        ([0.0, 1.4, 0.0, 0.0], 2.5, ["1 x cpu: other programs keep 1.4 of"]),
+        ([0.0, 0.0, 0.9, 0.0], 2.5, ["2 x cpu: other programs keep 0.9 of"]),
+        ([0.0] * 4, 1.74, ["2 x cpu: an efficiency of 115% is more than all devices have"]),
+        ([2.0] * 4, 11.0, ["1 x cpu: other", "2 x cpu: other"]),
+    ],
+)
+def test_a_busy_machine_makes_figures_doubtful(tmp_path, monkeypatch, busy, seconds, doubted):
+    monkeypatch.setattr("stretto.bench.scaling.not_at_hand", lambda cluster: None)
+    monkeypatch.setitem(SECONDS, "2xcpu", seconds)
+    told, looks = [], iter(busy)
+    document = scaling(wish(tmp_path), note=told.append, train=pretend, look=lambda: next(looks))
+    assert [line[: len(start)] for line, start in zip(document["doubts"], doubted, strict=True)] == doubted
+    assert all(line in told and line in scaling_page.failures(document) for line in document["doubts"])
+    assert all(line in scaling_page.section(document, date="today", command="bench") for line in document["doubts"])

@@ -75,3 +75,24 @@ def test_a_report_loads_no_torch(run):
         "sys.exit(code or any(name in sys.modules for name in ('torch', 'transformers', 'ray', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "arguments", "says"),
+    [
+        (lambda path: path.write_text("".join(path.read_text().splitlines(keepends=True)[:5])), [],
+         "step 2: 5 answers to 2 prompts, 5 with a verdict, 5 trained on\nsamples/step-000002.jsonl is truncated"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-40]), [], "is truncated: 7 of 8 answers are left"),
+        (lambda path: path.write_text(""), [], "step 2: 0 answers to 0 prompts"),
+        (lambda path: path.write_text(""), [], "samples/step-000002.jsonl is truncated: 0 of 8 answers are left"),
+        (lambda path: path.unlink(), [], "samples/step-000002.jsonl is missing, though steps 1 to 3 were sampled"),
+        (lambda path: None, ["--held-out"], "holds no held-out answers"),
+        (lambda path: None, ["--held-out", "--dropped"], "no held-out answer is trained on"),
+        (lambda path: path.rename(path.with_name("eval-000003.jsonl")), ["--held-out"], "one of the steps 3"),
+        (lambda path: path.rename(path.with_name("eval-000002.jsonl")), ["--held-out"], "step 2: 8 held-out"),
+    ],
+)  # fmt: skip
+def test_samples_of_a_step_that_is_damaged_or_missing_are_named(run, capsys, damage, arguments, says):
+    damage(run / "samples" / "step-000002.jsonl")
+    code, told = main(["samples", "runs/one", "--step", "2", *arguments]), capsys.readouterr()
+    assert says in (told.err if code else told.out) and code in (0, 2)

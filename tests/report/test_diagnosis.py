@@ -158,3 +158,21 @@ def test_what_is_read_from_answers():
     for n, each in enumerate(longer):
         each["conversations"][0] |= {"tokens": [9] * (n + 1), "trained": [1] * (n + 1)}
     assert facts_of(1, {}, longer).follows_length == {"long": 1.0}
+
+
+def test_an_environment_that_asks_for_fewer_tokens_is_named_where_answers_are_cut_off():
+    short = [replace(step(n, length__truncated=0.5), cut_calls=(8, 8, 5)) for n in range(6)]
+    assert told(short)["cut_off"].startswith(
+        "50% of answers are cut off at 8 tokens or fewer, below engine.max_new_tokens"
+    )
+    assert "the environment asks for so few" in told(short)["cut_off"]
+    most_at_the_limit = [replace(step(n, length__truncated=0.5), cut_calls=(32, 32, 5)) for n in range(6)]
+    assert told(most_at_the_limit) == {"cut_off": "50% of answers hit engine.max_new_tokens=32: raise it"}
+
+
+def test_the_last_call_of_a_conversation_says_at_which_length_it_was_cut_off():
+    ended, cut, turns = row(0), row(1), row(2)
+    cut["conversations"][0]["stop"] = turns["conversations"][0]["stop"] = "length"
+    turns["conversations"][0]["turns"] = [[0, 20], [1, 3]]
+    sampled = sum(cut["conversations"][0]["trained"])
+    assert facts_of(1, {}, [ended, cut, turns]).cut_calls == (sampled, 3)

@@ -1,5 +1,6 @@
 """A run that hangs, fails or teaches nothing is found out before anybody tunes it; a step's time is divided truly."""
 
+import json
 import os
 import socket
 
@@ -9,6 +10,7 @@ from recorded import metrics_row, write_run
 from stretto.report.health import health, idle_cells, shares, waits
 from stretto.report.read_run import RunRecord
 from stretto.report.timeline import Span
+from stretto.runtime.explain_run import explain
 from stretto.storage import lock
 
 
@@ -91,3 +93,32 @@ def test_what_no_span_covers_is_nothing_and_all_adds_up_to_the_step(tmp_path):
         {"generate": 1.0, "train": 0.5, "nothing": 0.5}
     )
     assert idle_cells(run) == pytest.approx({"generate": 0.5, "train": 0.75})
+
+
+def test_what_the_console_warned_of_is_said_first(tmp_path):
+    folder = write_run(tmp_path / "one", steps=40)
+    events = [
+        {"kind": "diagnosis", "step": 2, "rule": "few", "text": "5 of 8 groups taught nothing"},
+        {"kind": "diagnosis", "step": 30, "rule": "cut_off", "text": "40% of answers hit the limit"},
+        {"kind": "diagnosis", "step": 38, "rule": "cut_off", "text": "52% of answers hit the limit"},
+        {"kind": "warning", "step": 39, "guard": "max_memory", "text": "memory grows"},
+        {"kind": "diagnosis", "step": 39, "rule": "rate", "text": None},
+    ]
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    found = health(RunRecord(folder))
+    assert [(each.level, each.text) for each in found] == [
+        ("alarm", "Step 38: 52% of answers hit the limit"),
+        ("alarm", "Step 39: memory grows"),
+        ("notice", "Step 2: 5 of 8 groups taught nothing"),
+    ]
+    assert not explain(folder)["healthy"]
+
+
+def test_a_guard_and_the_rule_that_says_the_same_are_said_once(tmp_path):
+    folder = write_run(tmp_path / "one")
+    events = [
+        {"kind": "diagnosis", "step": 2, "rule": "rate", "text": "the rate is too high"},
+        {"kind": "warning", "step": 3, "guard": "reward_collapse", "text": "the reward fell"},
+    ]
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert alarms(folder) == ["Step 3: the reward fell"]

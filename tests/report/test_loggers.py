@@ -141,3 +141,11 @@ def test_trackio_itself_takes_all_of_it(tmp_path, monkeypatch):
     trackio = pytest.importorskip("trackio")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     whole(TrackioLogger(tmp_path / "tiny-001", api=trackio))
+
+
+def test_mlflow_gets_no_metric_that_is_a_folder_of_another(tmp_path):
+    api = FakeMlflow()
+    seen = []
+    api.log_metrics = lambda metrics, step: seen.append(metrics)
+    MlflowLogger(tmp_path, api=api).metrics(1, {"eval/reward": 0.5, "eval/reward/part/a": 0.25, "eval/rewards": 1.0})
+    assert seen == [{"eval/reward/mean": 0.5, "eval/reward/part/a": 0.25, "eval/rewards": 1.0}]

@@ -44,6 +44,15 @@ def describe(*, threads: int) -> dict[str, Any]:
     }
 
 
+BUSY = 0.3
+"""Cores in use by other programs from which a measurement of time is not to be trusted."""
+
+
+def busy_words(cores: float) -> str:
+    """A warning that other programs use so many cores; empty where that is too little to matter."""
+    return "" if cores < BUSY else f"other programs keep {cores:.1f} of {os.cpu_count()} cores busy"
+
+
 def _version(name: str) -> str | None:
     try:
         return version(name)

@@ -30,6 +30,7 @@ from stretto.bench.jobs import Run, run_apart
 from stretto.bench.publish_rows import publish_rows
 from stretto.bench.spread import CELLS, scaling_rows, strategies_rows
 from stretto.checks.machine.engine_python import has_vllm
+from stretto.checks.machine.load import busy_cores
 from stretto.errors import RecipeError
 from stretto.extras import install
 
@@ -116,6 +117,8 @@ def measure(wish: BenchRequest, *, note: Note, run: Run = run_apart) -> dict[str
         raise RecipeError.of("--turns", reason, "leave it out, and use --steps for more of them")
     threads = 1 if bench.cells else wish.threads or machine.threads()
     about = machine.describe(threads=bench.cells or threads)  # first, so that `load` is not our own
+    if busy := machine.busy_words(busy_cores()):
+        note(f"{busy}; do not trust times and ratios that are measured meanwhile")
     with tempfile.TemporaryDirectory(prefix="stretto-bench-") as folder:
         setting = BenchSettings(
             model=wish.model,

@@ -27,6 +27,7 @@ from stretto.bench.scaling_sizes import (
     usual_sizes,
     written,
 )
+from stretto.checks.machine.load import busy_cores
 from stretto.errors import RecipeError, StrettoError
 from stretto.placement.cluster import Cluster, parse_cluster
 from stretto.planner.forecast import setting_of
@@ -99,8 +100,14 @@ class SizeResult:
     """What the run expected of its plan."""
 
 
-def scaling(wish: ScalingRequest, *, note: Note, train: Train | None = None) -> dict[str, Any]:
-    """The document: a row for each size, those that were run first, and why others have none."""
+def scaling(
+    wish: ScalingRequest, *, note: Note, train: Train | None = None, look: Callable[[], float] = busy_cores
+) -> dict[str, Any]:
+    """The document: a row for each size, those that were run first, why others have none, and `doubts`.
+
+    `look` returns the cores that other programs keep busy. It is asked before and after each run, when this process
+    has no work.
+    """
     cluster, sizes = parse_cluster(wish.cluster), wish.all_sizes
     refuse_cells(wish.recipe)
     refuse_sizes(sizes, wish.ahead, cluster)
@@ -108,6 +115,7 @@ def scaling(wish: ScalingRequest, *, note: Note, train: Train | None = None) -> 
     about = machine.describe(threads=machine.threads())
     taken: dict[int, SizeResult] = {}
     failed: dict[int, StrettoError] = {}
+    busy: dict[int, float] = {}
     with tempfile.TemporaryDirectory(prefix="stretto-scaling-") as folder:
         for size in sizes:
             if size in short:
@@ -117,7 +125,9 @@ def scaling(wish: ScalingRequest, *, note: Note, train: Train | None = None) -> 
             note(f"{name}: a run of {wish.recipe.run.steps} steps")
             changes = [*wish.changes, f"placement.cluster={written(part_of(cluster, size))}", f"run.folder={run}"]
             try:
+                busy[size] = look()
                 (train or train_apart)(wish.path, changes, run)
+                busy[size] = max(busy[size], look())
                 taken[size] = read_run(run)
             except StrettoError as error:  # what other sizes took is worth as much
                 note(f"{name} failed: {said(error)}")
@@ -127,7 +137,25 @@ def scaling(wish: ScalingRequest, *, note: Note, train: Train | None = None) -> 
     if not rows:
         raise next(iter(failed.values()))
     lines = {name_of(part_of(cluster, size)): said(error) for size, error in sorted(failed.items())}
-    return {"bench": "scaling", "machine": about, "rows": rows, "failed": lines}
+    doubts = list(doubts_of(rows, {name_of(part_of(cluster, size)): cores for size, cores in busy.items()}))
+    for doubt in doubts:
+        note(doubt)
+    return {"bench": "scaling", "machine": about, "rows": rows, "failed": lines, "doubts": doubts}
+
+
+BEYOND = 1.05
+"""Efficiency above which the run on fewer devices was slowed by something else."""
+
+
+def doubts_of(rows: Sequence[Row], busy: Mapping[str, float]) -> Iterator[str]:
+    """Why speed-ups and efficiencies of these rows are not to be trusted; `busy` is by the names of sizes."""
+    kept = {name: told for name, cores in busy.items() if (told := machine.busy_words(cores))}
+    for name, told in kept.items():
+        yield f"{name}: {told}; do not trust its speed-up and efficiency"
+    for row in rows:
+        if row["measured"] and row["efficiency"] > BEYOND:
+            why = f"{row['peer_name']} was slowed by something else, or has too little memory or cache for the work"
+            yield f"{row['case']}: an efficiency of {row['efficiency']:.0%} is more than all devices have: {why}"
 
 
 def said(error: StrettoError) -> str:

@@ -64,8 +64,8 @@ def losses(document: Document) -> list[str]:
 
 
 def failures(document: Document) -> list[str]:
-    """Sizes without a row, and why."""
-    return [f"{case} failed: {why}" for case, why in document["failed"].items()]
+    """Sizes without a row, and why; then why rows are not to be trusted."""
+    return [*(f"{case} failed: {why}" for case, why in document["failed"].items()), *document.get("doubts", ())]
 
 
 def bars(document: Document) -> Iterator[str]:

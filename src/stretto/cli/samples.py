@@ -59,11 +59,10 @@ def no_answers(run: RunRecord, step: int, there: Sequence[int], *, held_out: boo
     if not there:
         return f"{run.folder} holds no {what}", "train it with evaluate.every above 0" if held_out else "train it first"
     if held_out or not there[0] < step < there[-1]:
-        listed = ", ".join(map(str, there)) if held_out and len(there) <= 12 else f"from {there[0]} to {there[-1]}"
-        return (
-            f"{run.folder} holds no {what} of step {step}",
-            f"ask for a step {'of ' if ', ' in listed else ''}{listed}",
+        near = sorted(sorted(there, key=lambda each: abs(each - step))[:8])
+        listed = (
+            f"one of the steps {', '.join(map(str, near))}" if held_out else f"a step from {there[0]} to {there[-1]}"
         )
-    near = min(there, key=lambda each: abs(each - step))
+        return f"{run.folder} holds no {what} of step {step}", f"ask for {listed}"
     reason = f"samples/step-{step:06d}.jsonl is missing, though steps {there[0]} to {there[-1]} were sampled"
-    return reason, f"restore the file, or ask for another step, such as {near}"
+    return reason, f"restore the file, or ask for another step, such as {min(there, key=lambda each: abs(each - step))}"

@@ -205,6 +205,14 @@ def cut_off(facts: Sequence[StepFacts], about: WatchedRecipe) -> str | None:
     shares = [fact.metrics.get("length/truncated", 0.0) for fact in now]
     if len(now) < LONG or min(shares) < CUT_OFF or shares[-1] < 0.8 * shares[0]:
         return None
+    calls = [length for fact in now for length in fact.cut_calls]
+    shorter = [length for length in calls if length < about.max_new_tokens]
+    if len(shorter) > len(calls) / 2:
+        return (
+            f"{fmean(shares):.0%} of answers are cut off at {max(shorter)} tokens or fewer, below "
+            f"engine.max_new_tokens={about.max_new_tokens}: the environment asks for so few (max_new_tokens of its "
+            "calls, environment.memory_tokens), or the context has no room for more; raise it there"
+        )
     told = f"{fmean(shares):.0%} of answers hit engine.max_new_tokens={about.max_new_tokens}: raise it"
     if min(fact.unended for fact in now) >= NONE_ENDS:
         told += "; if they still do not end, the chat template does not suit the model (task.chat_template)"

@@ -16,6 +16,7 @@ from statistics import fmean, median
 from typing import Literal
 
 from stretto.algorithms.catalog import find_facts
+from stretto.report.diagnosis import GUARDED
 from stretto.report.read_run import RunRecord
 from stretto.report.timeline import Span
 
@@ -60,7 +61,7 @@ class Wait:
 
 def health(run: RunRecord, *, now: float | None = None) -> list[Finding]:
     """Everything that keeps a run from being sound, alarms first; a sound run has one line that says so."""
-    found = [*_alive(run, time.time() if now is None else now), *_judged(run), *_taught(run)]
+    found = [*_alive(run, time.time() if now is None else now), *_judged(run), *_taught(run), *_warned(run)]
     if not any(each.level == "alarm" for each in found) and run.steps:
         judged = any("reward/mean" in row for row in recent(run))  # none where rows are learned from
         text = "Steps end, answers are judged, and groups teach something." if judged else "Steps end."
@@ -118,6 +119,18 @@ def _taught(run: RunRecord) -> Iterator[Finding]:
     if empty and fmean(empty) > 0.5:
         text = f"{sum(empty)} of the last {len(empty)} steps taught nothing: their groups have no contrast."
         yield Finding(level="alarm", text=text, fix="other prompts, more batch.samples, or a reward with more levels")
+
+
+def _warned(run: RunRecord) -> Iterator[Finding]:
+    """Warnings that the run gave: the newest of each rule and guard. One of the newest steps is an alarm."""
+    newest: dict[str, tuple[int, str]] = {}
+    for event in run.events:
+        if event.get("kind") in ("diagnosis", "warning") and isinstance(event.get("text"), str):
+            rule = event.get("rule") or GUARDED.get(str(event.get("guard")), f"guards.{event.get('guard')}")
+            newest[str(rule)] = int(event["step"]), event["text"]
+    for step, text in newest.values():
+        level: Literal["alarm", "notice"] = "alarm" if step > run.steps - RECENT else "notice"
+        yield Finding(level=level, text=f"Step {step}: {text}")
 
 
 # What a step waits for ------------------------------------------------------------------------------------------------

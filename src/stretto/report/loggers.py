@@ -124,7 +124,10 @@ class MlflowLogger:
 
     def metrics(self, step: int, values: Mapping[str, float | None]) -> None:
         """The numbers of a step."""
-        self._api.log_metrics({name: float(value) for name, value in values.items() if value is not None}, step=step)
+        numbers = {name: float(value) for name, value in values.items() if value is not None}
+        folders = {name for name in numbers if any(other.startswith(f"{name}/") for other in numbers)}
+        # MLflow's files have a folder for each part of a name, so that none may be a number and a folder.
+        self._api.log_metrics({f"{n}/mean" if n in folders else n: value for n, value in numbers.items()}, step=step)
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """A table of answers, one file a step."""

@@ -36,6 +36,8 @@ class StepFacts:
     """Share of answers in which the model opens or closes turns within its own."""
     ran_on: float
     """Share of answers that hold the reference answer, go on behind it, and were not ended by the model."""
+    cut_calls: tuple[int, ...] = ()
+    """Of each conversation that was cut off, the tokens of its last call."""
     follows_length: Mapping[str, float]
     """Part of the reward -> its correlation with the number of sampled tokens, within groups; only where both vary."""
 
@@ -45,6 +47,7 @@ def facts_of(
 ) -> StepFacts:
     """The facts of a step. `turn_tokens` are special tokens that no reply holds, but for the one that ends it."""
     talks = [row["conversations"] for row in rows]
+    cut = [talk for each in talks for talk in each if talk["stop"] == "length"]
     unended = [bool(each) and not any(talk["stop"] == "stop" for talk in each) for each in talks]
     return StepFacts(
         step=step,
@@ -56,6 +59,7 @@ def facts_of(
             ended is True and _goes_on(row.get("answer"), row.get("reference"))
             for ended, row in zip(unended, rows, strict=True)
         ),
+        cut_calls=tuple(talk["turns"][-1][1] if talk.get("turns") else sum(talk["trained"]) for talk in cut),
         follows_length=_follows_length(rows),
     )
 
