@@ -1,13 +1,28 @@
 """Parameter counts against what the models' cards say; shapes from names, numbers and config.json files."""
 
+import copy
 import json
 
 import pytest
+from transformers import (
+    AutoModelForCausalLM,
+    Glm4Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    OPTConfig,
+    Phi3Config,
+    PhiConfig,
+    Starcoder2Config,
+)
 
+from families import SIZES
 from stretto.errors import RecipeError
+from stretto.models.lora import add_adapter
 from stretto.planner.cost.families import FAMILIES
 from stretto.planner.cost.shapes import named_shape, read_config, shape_of
-from stretto.recipe.schema import Shape
+from stretto.planner.workload import adapted
+from stretto.recipe.schema import Adapter, Shape
+from tiny import VOCABULARY
 
 
 @pytest.mark.parametrize(
@@ -55,6 +70,35 @@ def test_cache_bytes_per_token_are_the_known_ones(name, kilobytes):
 def test_a_windowed_layer_caches_no_more_than_its_window():
     shape = named_shape("gemma3-27b")
     assert shape.kv_bytes(100_000) < 0.2 * 100_000 * shape.kv_bytes(1)
+
+
+LORAS = {
+    "llama": LlamaConfig(**SIZES),
+    "phi3": Phi3Config(**SIZES),
+    "phi": PhiConfig(**SIZES),
+    "glm4": Glm4Config(**SIZES, head_dim=8),
+    "gpt_neox": GPTNeoXConfig(**{key: value for key, value in SIZES.items() if key != "num_key_value_heads"}),
+    "starcoder2": Starcoder2Config(**SIZES),
+    "opt": OPTConfig(
+        vocab_size=VOCABULARY, hidden_size=32, word_embed_proj_dim=32, num_hidden_layers=2, num_attention_heads=4,
+        ffn_dim=48,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", LORAS)
+@pytest.mark.parametrize("targets", ["all-linear", "attention"])
+def test_the_size_of_an_adapter_is_that_of_the_one_that_is_trained(tmp_path, family, targets):
+    config, adapter = copy.deepcopy(LORAS[family]), Adapter(rank=3, targets=targets)
+    config.save_pretrained(tmp_path)
+    network = AutoModelForCausalLM.from_config(config)
+    weights = sum(weight.numel() for name, weight in network.named_parameters() if weight.dim() > 1)
+    add_adapter(network, adapter, seed=0)
+    made = sum(weight.numel() for name, weight in network.named_parameters() if "lora_" in name)
+    shape = read_config(tmp_path / "config.json")
+    assert adapted(shape, adapter, few_bits=False).trained(adapter.rank) == (made, 0)
+    if family != "opt":  # which has an embedding of positions, too
+        assert shape.params == weights
 
 
 def test_every_family_can_be_counted():

@@ -71,6 +71,10 @@ class ModelShape:
     """How many those see."""
     adapted: tuple[str, ...] | None = None
     """Names of the linear layers that an adapter sits on; `attention` for all of attention, none for all."""
+    one_qkv: str = ""
+    """Name of the linear layer that is queries, keys and values in one; empty where they are three."""
+    one_gate_up: bool = False
+    """Gate and up of a feed-forward layer are one linear layer, `gate_up_proj`."""
     adapts_experts: bool = True
     """Adapters sit on routed experts, too, where they sit on all linear layers; not if these are in few bits."""
     speaks: bool = True
@@ -188,6 +192,8 @@ class ModelShape:
         """Name of a linear layer of attention -> its in + out size."""
         queries, keys, out = self.heads * self.queries, self.kv_heads * self.head_dim, self.heads * self.values
         ends = {"q_proj": self.hidden + queries, "o_proj": out + self.hidden}
+        if self.one_qkv:
+            return {self.one_qkv: self.hidden + queries + keys + self.kv_heads * self.values, "o_proj": ends["o_proj"]}
         if not self.kv_rank:
             return ends | {"k_proj": self.hidden + keys, "v_proj": self.hidden + self.kv_heads * self.values}
         if self.q_rank:
@@ -206,6 +212,9 @@ class ModelShape:
         names = PROJECTIONS[-self.matrices :]
         matrices = sum(chosen is None or name in chosen for name in names)
         dense = matrices * (self.hidden + self.ffn)
+        if self.one_gate_up:
+            sizes = {"gate_up_proj": self.hidden + 2 * self.ffn, "down_proj": self.hidden + self.ffn}
+            dense = sum(size for name, size in sizes.items() if chosen is None or name in chosen)
         expert = matrices * (self.hidden + self.expert_ffn) * self.shared_experts + self.experts * self._expert_inputs
         return self.layers * attention + (self.layers - self.moe_layers) * dense + self.moe_layers * expert
 
@@ -272,6 +281,23 @@ def named_shape(name: str, *, field: str = "model.shape") -> ModelShape:
 CUT_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3")
 """Types of models that were tried cut."""
 
+ONE_QKV = {
+    "phi3": "qkv_proj",
+    "codegen": "qkv_proj",
+    "gpt_neox": "query_key_value",
+    "falcon": "query_key_value",
+    "bloom": "query_key_value",
+    "gpt2": "c_attn",
+    "gpt_bigcode": "c_attn",
+}
+"""Types of models whose queries, keys and values are one linear layer -> its name."""
+
+ONE_GATE_UP = ("phi3", "glm", "glm4")
+"""Types of models whose gate and up are one linear layer."""
+
+UNGATED = ("codegen", "gpt2", "gpt_bigcode", "gpt_neox", "opt", "phi", "starcoder2")
+"""Types of models whose feed-forward layers are two matrices."""
+
 WIDE_TYPES = ("gpt_oss", "gpt2")
 """Types of models most of whose weights are in layers that cannot be stored in few bits."""
 
@@ -322,7 +348,16 @@ def read_config(path: Path, *, field: str = "model.shape") -> ModelShape:
     windowed, window = windows_of(str(kind), shape.layers, told)
     biased = told.get("mlp_bias") or (told.get("attention_bias") and kind not in UNBIASED)
     uncut = kind not in CUT_TYPES or bool(biased)
-    return replace(shape, windowed_layers=windowed, window=window, uncut=uncut, narrows=kind not in WIDE_TYPES)
+    return replace(
+        shape,
+        windowed_layers=windowed,
+        window=window,
+        uncut=uncut,
+        narrows=kind not in WIDE_TYPES,
+        gated=kind not in UNGATED,
+        one_qkv=ONE_QKV.get(str(kind), ""),
+        one_gate_up=kind in ONE_GATE_UP,
+    )
 
 
 def _checked(values: Mapping[str, Any], field: str) -> ModelShape:
