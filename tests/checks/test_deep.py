@@ -189,6 +189,15 @@ def test_a_template_that_cannot_render_a_prompt_is_a_problem_of_the_task(folder_
     assert problems_of(tmp_path, model=model, environment={"kind": "tools"}) == {}
 
 
+def test_a_template_that_writes_half_a_surrogate_pair_is_told_in_words(folder_model, tmp_path):
+    for file in folder_model.iterdir():
+        if file.suffix == ".json":
+            (tmp_path / file.name).write_text(file.read_text())
+    (tmp_path / "chat_template.jinja").write_text("{{ '\\ud800' }}")
+    found = problems_of(tmp_path, model={"name": str(tmp_path), "dtype": "float32", "adapter": None})
+    assert found.keys() == {"task"} and "half of a surrogate pair" in found["task"].reason
+
+
 def test_what_an_environment_shows_has_to_fit_and_to_be_spelt(tmp_path):
     task = asking(tmp_path, [row(text) | {"document": "0" * 70} for text in ("0", "1", "00")])
     memory = {"kind": "memory", "chunk": 64, "empty": "-", "update": "{memory}{chunk}", "answer": "{memory}"}

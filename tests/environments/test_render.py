@@ -213,6 +213,19 @@ def test_without_a_template_there_is_one_turn():
         renderer.delta([user("1"), model("2")], [user("3")], last=0)
 
 
+@pytest.mark.parametrize("template", [None, "{{ '\\ud800' }}", CHATML, "{{ '\\udfff' }}{{ messages[0]['content'] }}"])
+def test_half_of_a_surrogate_pair_is_refused_whoever_writes_it(template):
+    renderer = renderer_with(template)
+    for chat in ([user("1\ud83d")], [user("1"), user("\udc00")]):
+        with pytest.raises(RolloutError, match="half of a surrogate pair"):
+            renderer.open(chat)
+    if template is None:
+        renderer.tokenizer.chat_template = None
+        with pytest.raises(RolloutError, match="half of a surrogate pair"):
+            renderer.open([user("\ud800")])
+    assert len(renderer_with(CHATML).open([user("\U0001f600")])), "both halves are a character"
+
+
 WORDS = st.text(alphabet="0123456789+=ab ", max_size=6)
 
 

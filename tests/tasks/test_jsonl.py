@@ -321,6 +321,8 @@ MIB = 2**20
         (b'{"prompt": "\x00"}', "not JSON: Invalid control character"),
         ('{"prompt": "1"}'.encode("utf-16"), "not UTF-8"),
         (b'{"prompt": "\\ud83d"}', "half of a surrogate pair"),
+        (b'{"prompt": "1", "prompt": "2"}', "has the key 'prompt' twice"),
+        (b'{"prompt": "1", "more": [{"a": 1, "b": 2, "a": 1}]}', "has the key 'a' twice"),
         (b'{"prompt": "1", "answer": 1e999}', "not JSON that can be read"),
         (b'{"prompt": "1", "answer": ' + b"9" * 5000 + b"}", "not JSON that can be read"),
         (b'{"prompt": "1", "x": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "not JSON that can be read"),
@@ -332,7 +334,18 @@ MIB = 2**20
     ],
     ids=[
         *("30 MiB", "4 MiB", "brackets", "prompt", "answer", "id", "number as id", "NUL", "UTF-16", "surrogate"),
-        *("infinite", "digits", "nested", "list", "object", "boolean", "list as id", "object as answer"),
+        *(
+            "key twice",
+            "inner key twice",
+            "infinite",
+            "digits",
+            "nested",
+            "list",
+            "object",
+            "boolean",
+            "list as id",
+            "object as answer",
+        ),
     ],
 )
 def test_a_row_that_no_model_could_read_is_refused_and_the_next_is_read(tmp_path: Path, row: Any, said: str) -> None:

@@ -82,6 +82,7 @@ RULES: tuple[Rule, ...] = (
     limits.rounded_sums_are_possible,
     limits.cache_has_memory,
     limits.temperature_is_sane,
+    limits.updates_are_sane,
     limits.engine_says_what_it_kept,
     vllm.engine_apart_can_do_it,
     served.server_can_be_used,

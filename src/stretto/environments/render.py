@@ -11,6 +11,7 @@ stretto's own, is applied here.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -39,6 +40,10 @@ REMEMBERED = 64
 
 class LongerThanContext(RolloutError):
     """A text has more characters than the context has room for, whatever its tokens are."""
+
+
+HALF = re.compile(r"[\ud800-\udfff]")
+"""Half of a surrogate pair, which tokenizers cannot read."""
 
 
 class Tokenizer(Protocol):
@@ -375,15 +380,19 @@ class Renderer:
         except ValueError as error:  # several templates, and none of them the default
             return repeat(RolloutError(str(error).partition("\n")[0]), len(chats))
         sent = [chat_of(messages, ask=ask, tools=tools) for messages, ask in chats]
-        return self.templates.texts(template, {**variables, **self.arguments}, sent)
+        return map(_bounded, self.templates.texts(template, {**variables, **self.arguments}, sent))
 
     def _own(self, messages: Sequence[Message], *, ask: bool) -> str:
         chat = [dict(message) for message in messages]
         return str(self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=ask))
 
 
-def _bounded(text: str) -> Rendered:
-    """A text that is short enough to be read."""
+def _bounded(text: Rendered) -> Rendered:
+    """A text that is short enough to be read, and of which every character is one."""
+    if isinstance(text, RolloutError):
+        return text
     if len(text) > LONGEST:
         return TemplateOutOfBounds(f"the chat has {len(text):,} characters, more than the {LONGEST:,} that are read")
+    if HALF.search(text) is not None:
+        return RolloutError("the chat holds half of a surrogate pair, which is no character")
     return text

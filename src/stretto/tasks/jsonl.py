@@ -76,7 +76,7 @@ def _row(line: bytes) -> Row:
     if len(line) > LONGEST_ROW:
         raise RowError(f"the line has more than {LONGEST_ROW // 2**20} MiB", "shorten it, or take it out")
     try:
-        row = json.loads(line.decode("utf-8"), parse_constant=_refuse)
+        row = json.loads(line.decode("utf-8"), parse_constant=_refuse, object_pairs_hook=_object)
         json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8")
     except UnicodeDecodeError:
         raise RowError("the line is not UTF-8", "save the file as UTF-8") from None
@@ -88,6 +88,15 @@ def _row(line: bytes) -> Row:
         raise RowError(f"the line is not JSON that can be read: {error}", OBJECT) from None
     if not isinstance(row, dict):
         raise RowError("the line is JSON, but not an object", OBJECT)
+    return row
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Row:
+    """An object; ValueError for a key that it has twice, of which Python's reader would take the last."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        twice = next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
+        raise ValueError(f"it has the key {twice!r} twice")
     return row
 
 

@@ -179,6 +179,18 @@ def cache_has_memory(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
         )
 
 
+def updates_are_sane(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """AdamW moves every weight by about the learning rate: at 1 nothing of the model is left after one update."""
+    for name, section in optimizers(recipe):
+        if isinstance(section.lr, float) and section.lr > 1:
+            reason = f"{section.lr:g} moves every weight by about as much in each update"
+            yield Problem(field=f"{name}.lr", reason=reason, fix="use at most 1; 1e-6 to 1e-3 are usual")
+    kl = getattr(recipe.algorithm, "kl", None)
+    if kl is not None and kl.coef > 100:
+        reason = f"{kl.coef:g} times the KL leaves nothing of the reward"
+        yield Problem(field="algorithm.kl.coef", reason=reason, fix="use at most 100; 0.001 to 0.1 are usual")
+
+
 def temperature_is_sane(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Far out, nothing of the model's distribution is left, and log-probabilities overflow."""
     temperature = recipe.engine.temperature
