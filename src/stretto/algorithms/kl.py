@@ -1,11 +1,12 @@
 """Estimators of KL(policy || reference) from the log-probabilities of sampled tokens.
 
-With u = reference - policy: k1 = -u is unbiased with high variance, k2 = u^2/2 has the gradient of the reverse KL
-when used as a loss on policy, k3 = exp(u) - 1 - u is unbiased and never negative. As a loss k1 has no expected
-gradient on policy. In the reward only k1 has that of the KL: there the estimator is what log pi's gradient is weighted
-with, E[(log pi - log ref) grad log pi] is the gradient of the KL, and the square punishes tokens that have become too
-rare like those that have become too likely. The formulas work on torch tensors and numpy arrays alike. Schulman 2020,
-"Approximating KL divergence".
+With u = reference - policy: k1 = -u is unbiased with high variance, k2 = u^2/2 has the gradient of each token's reverse
+KL when used as a loss on policy, k3 = exp(u) - 1 - u is unbiased and never negative. Beyond one token, the optimum of a
+reward with k2 in the loss is not pi_ref exp(R / coef): the KL of a token does not reach the tokens before it. As a loss
+k1 has no expected gradient on policy. In the reward only k1 has that of the KL: there the estimator is what log pi's
+gradient is weighted with, E[(log pi - log ref) grad log pi] is the gradient of the KL, and the square punishes tokens
+that have become too rare like those that have become too likely. The formulas work on torch tensors and numpy arrays
+alike. Schulman 2020, "Approximating KL divergence".
 """
 
 from __future__ import annotations
