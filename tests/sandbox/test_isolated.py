@@ -246,6 +246,47 @@ def test_a_sandbox_that_keeps_breaking_is_no_fault_of_the_program():
     with_another(work)
 
 
+@pytest.mark.parametrize("mode", ["namespaces", "limits"])
+@pytest.mark.parametrize("struck", ["server", "keeper"])
+def test_a_program_fails_when_it_breaks_two_servers(struck, mode):
+    async def work(sandbox: Sandbox) -> None:
+        calls = Calls(function="f", arguments=[[], []])
+        code = "import time\ntime.sleep(60)\ndef f(): pass"
+        task = asyncio.create_task(sandbox.run_program(code, calls=calls, limits=ProgramLimits(seconds=60)))
+        for _ in range(2):
+            running = await until(lambda: [each for pid in sandbox.pids if len(each := [pid, *below(pid)]) > 2])
+            os.kill(running[0][struck == "keeper"], signal.SIGKILL)
+            await until(lambda pid=running[0][1]: not alive(pid))
+        result = await task
+        assert [result.verdict, *(each.verdict for each in result.calls)] == ["error"] * 3, result
+        assert "like the server before it" in result.detail
+        assert (await sandbox.run_program("print(2)")).stdout == "2\n"
+
+    with_another(work, workers=1, isolation=mode)
+
+
+DENIED = """
+import ctypes, errno, os, platform
+libc, arm = ctypes.CDLL(None, use_errno=True), platform.machine() == "aarch64"
+def refused(call, *arguments):
+    ctypes.set_errno(0)
+    return call(*arguments) == -1 and errno.errorcode[ctypes.get_errno()]
+r, w = os.pipe()
+vector = (ctypes.c_size_t * 2)(ctypes.addressof(ctypes.create_string_buffer(4096)), 4096)
+print(refused(libc.vmsplice, w, vector, 1, 0), refused(libc.splice, r, None, w, None, 1, 0))
+print(refused(libc.tee, r, w, 1, 0))
+print(refused(libc.syscall, 0 if arm else 206, 32000, (ctypes.c_ulong * 1)()), refused(libc.inotify_init1, 0))
+print(refused(libc.mmap, None, 2**21, 3, 0x40022, -1, 0), refused(libc.fcntl, w, 1031, 2**20))
+print({refused(libc.syscall, number, 0, 0, 0, 0, 0) for number in (437, *range(452, 600), 2000, 2**30 + 39)})
+"""
+
+
+def test_calls_that_take_what_no_limit_counts_are_denied(using):
+    result = using(lambda sandbox: sandbox.run_program(DENIED))
+    said = "EPERM EPERM\nEPERM\nEPERM EPERM\nEPERM EPERM\n{'ENOSYS'}\n"
+    assert (result.verdict, result.stdout) == ("ok", said), result
+
+
 def test_a_program_that_nobody_waits_for_any_more_is_killed():
     async def work(sandbox: Sandbox) -> None:
         task = asyncio.create_task(sandbox.run_program("while True: pass", limits=ProgramLimits(seconds=60)))

@@ -18,7 +18,7 @@ from stretto.errors import SandboxDeadlineError, SandboxDiedError, SandboxError
 from stretto.sandbox.pool import Limits, Pool
 
 USER = """
-import os, re, signal, subprocess, sys, time
+import decimal, fractions, os, re, signal, subprocess, sys, time
 
 def double(x): return 2 * x
 def give(*args): return list(args)
@@ -61,6 +61,13 @@ def spawn_and_hang(file):
 class Item:
     def item(self): return 0.5
 def number(): return {"a": Item()}
+def exact(): return [decimal.Decimal("0.5"), fractions.Fraction(1, 4)]
+def complex_number(): return 1 + 2j
+def generator(): yield 1
+def itself():
+    found = []
+    found.append(found)
+    return found
 """
 
 
@@ -107,6 +114,7 @@ def test_a_call_returns_what_the_function_returns(user: str) -> None:
         values = [1, 2.5, None, True, "é\u2028\ud800\n", {"k": [1]}]
         assert await pool.call("user_code:give", *values, deadline=20) == values
         assert await pool.call("user_code:number", deadline=20) == {"a": 0.5}
+        assert await pool.call("user_code:exact", deadline=20) == [0.5, 0.25]
         return await pool.call("user_code:double", 21, deadline=20)
 
     assert within(user, body) == 42
@@ -176,6 +184,23 @@ def test_a_bad_target_or_result_is_told_in_words(user: str, target: str, says: s
         with pytest.raises(SandboxError, match=says):
             await pool.call(target, deadline=20)
         assert await pool.call("user_code:double", 1, deadline=20) == 2
+
+    within(user, body)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("complex_number", "TypeError: the result holds a complex, which is not a JSON value"),
+        ("generator", "TypeError: the result holds a generator, which is not a JSON value"),
+        ("itself", "ValueError: Circular reference detected"),
+    ],
+)
+def test_a_result_that_is_no_json_value_is_told_in_one_line(user: str, function: str, says: str) -> None:
+    async def body(pool: Pool) -> None:
+        with pytest.raises(SandboxError) as raised:
+            await pool.call(f"user_code:{function}", deadline=20)
+        assert str(raised.value) == f"{says} (in user_code:{function})"
 
     within(user, body)
 

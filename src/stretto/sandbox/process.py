@@ -65,6 +65,8 @@ class Process:
         self.kind, self._longest = (tuple(paths), server), longest
         self.prepared: set[bytes] = set()
         """Requests that it has answered and that need not be made again: imports."""
+        self.struck = False
+        """True once this process has killed it."""
         self._number = 0
         self._socket, theirs = socket.socketpair()
         self._stream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
@@ -126,6 +128,7 @@ class Process:
 
     def strike(self) -> None:
         """Kills it and everything in its process group; no more than that, so that any thread may do it."""
+        self.struck = True
         if self._child.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._child.pid, signal.SIGKILL)
@@ -137,6 +140,14 @@ class Process:
             self._stream[1].transport.abort()
         else:
             self._socket.close()
+
+    async def left(self, seconds: float) -> None:
+        """Waits until no process holds the other end of the line, forked ones included, and ends the line."""
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._stream is not None and await self._stream[0].read(65536):
+                    pass
+        self.kill()
 
     async def bury(self) -> bool:
         """Waits until a killed process is gone; False if the kernel still holds it after a while."""

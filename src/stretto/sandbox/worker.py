@@ -124,10 +124,12 @@ def occupied() -> int:
 
 
 def plain(value: Any) -> Any:
-    """Numbers of numpy, torch and the like become plain ones; anything else is no JSON value."""
+    """Convert numbers of numpy, torch, `decimal` and `fractions`; anything else is no JSON value."""
     item = getattr(value, "item", None)
     if callable(item):
         return item()
+    if hasattr(value, "as_integer_ratio"):
+        return float(value)
     raise TypeError(f"the result holds a {type(value).__name__}, which is not a JSON value")
 
 
@@ -164,7 +166,7 @@ def failure(error: BaseException, target: str = "", *, users_only: bool = False)
     others = [
         frame
         for frame in frames
-        if os.path.dirname(frame.filename) != os.path.dirname(__file__)
+        if os.path.dirname(frame.filename) not in (os.path.dirname(__file__), os.path.dirname(json.__file__))
         and frame.filename != importlib.__file__
         and not frame.filename.startswith("<frozen")
     ]

@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -63,8 +63,12 @@ class Unwanted(BaseException):
     """Nobody waits for the program any more."""
 
 
-def keep(request: Mapping[str, Any], isolation: Isolation) -> dict[str, Any]:
-    """Runs the program of a request and says what came of it. OSError if it could not be locked in."""
+def keep(request: Mapping[str, Any], isolation: Isolation, answer: Callable[[dict[str, Any]], None]) -> None:
+    """Runs the program of a request, passes the report to `answer`, and removes its folder after that.
+
+    Raises:
+        OSError: The program could not be locked in; `answer` was not called.
+    """
     limits = request["limits"]
     scratch = isolation.scratch
     if isolation.namespaces:
@@ -78,10 +82,12 @@ def keep(request: Mapping[str, Any], isolation: Isolation) -> dict[str, Any]:
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
             _outlive_the_server()
     try:
-        return _kept(request, isolation, scratch)
+        answer(_kept(request, isolation, scratch))
     finally:
         if not isolation.namespaces:
-            remove(scratch)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the server may end meanwhile
+            with suppress(Exception):  # there is an answer already
+                remove(scratch)
 
 
 def _kept(request: Mapping[str, Any], isolation: Isolation, scratch: str) -> dict[str, Any]:
@@ -174,6 +180,8 @@ def _become(
         os.chdir(scratch)
         os.umask(0o077)
         os.environ.clear()
+        os.environ["TMPDIR"] = scratch
+        tempfile.tempdir = None  # its keeper has asked for the folder of all
         _limit(request["limits"], isolation, others)
         kernel.drop(isolation.uid)
         with suppress(OSError):
@@ -183,7 +191,8 @@ def _become(
         if isolation.landlock and not isolation.namespaces:
             filters.confine(isolation.visible, scratch, isolation.landlock)
         if isolation.seccomp is not None:
-            filters.deny(isolation.denied or filters.compiled(isolation.seccomp, only=os.getpid()))
+            own = isolation.denied or filters.compiled(isolation.seccomp, only=os.getpid(), landlock=isolation.landlock)
+            filters.deny(own)
         child.Results(RESULTS, nonce).write("begun", 0, None)
     except BaseException as error:
         with suppress(BaseException):
@@ -204,9 +213,9 @@ def _limit(limits: Mapping[str, Any], isolation: Isolation, others: int) -> None
     kernel.limit(resource.RLIMIT_NOFILE, 64)
     kernel.limit(resource.RLIMIT_CORE, 0)
     kernel.limit(resource.RLIMIT_NPROC, others + limits["processes"])
-    for name in ("RLIMIT_MEMLOCK", "RLIMIT_MSGQUEUE"):
+    for name, value in (("RLIMIT_MEMLOCK", 0), ("RLIMIT_MSGQUEUE", 0), ("RLIMIT_SIGPENDING", 256)):
         if hasattr(resource, name):
-            kernel.limit(getattr(resource, name), 0)
+            kernel.limit(getattr(resource, name), value)
 
 
 def _watch(

@@ -1,8 +1,9 @@
 """The sandbox as its callers have it: `await run_program(code)`, or a `Sandbox` of one's own.
 
 A sandbox has warm servers, one per program at a time; a program beyond these waits for its turn, in order. A server
-that breaks is replaced and the program runs again, twice, before the verdict is "infra". Nothing that a program wrote
-is unpickled or evaluated: it is text, or JSON of limited size that is read here.
+that breaks is replaced and the program runs again. The verdict is "infra" after three tries, unless two servers broke
+while they had the program: then it is the program that breaks them. Nothing that a program wrote is unpickled or
+evaluated: it is text, or JSON of limited size that is read here.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
-from stretto.errors import SandboxError
+from stretto.errors import SandboxDeadlineError, SandboxDiedError, SandboxError
 from stretto.sandbox.isolated.bubblewrap import python_inside
 from stretto.sandbox.isolated.protection import Protection
 from stretto.sandbox.isolated.records import CallResult, Calls, ProgramLimits, ProgramResult, ProgramVerdict
@@ -42,7 +44,13 @@ START_SECONDS = 60.0
 """For a server to start, on a machine that is busy."""
 GRACE_SECONDS = 10.0
 """After a program's time is over and its keeper should have said so."""
+REMOVAL_SECONDS = 60.0
+"""For folders that programs left, when a sandbox is closed."""
+NEWEST = 2**16
+"""A version that Landlock will not have."""
 TRIES = 3
+BROKEN = 2
+"""Servers that may break while they have a program; then it failed."""
 LONGEST = 256 * 2**20
 """Bytes of a line from a server, which bounds what it collects from programs far below that."""
 
@@ -56,13 +64,16 @@ class Sandbox(ClosedAtEnd):
         workers: int | None = None,
         packages: Sequence[str] = PACKAGES,
         isolation: Literal["auto"] | Mode = "auto",
+        landlock: int = NEWEST,
     ) -> None:
-        """As many `workers` as there are processors, unless told. `isolation` is what to try; "auto" takes the best."""
-        self._packages = tuple(packages)
+        """As many `workers` as there are processors, unless told. `isolation` is what to try; "auto" takes the best.
+        `landlock` is the newest version of Landlock to use, 0 for none."""
+        self._packages, self._landlock = tuple(packages), landlock
         self._modes: tuple[Mode, ...] = get_args(Mode) if isolation == "auto" else (isolation,)
         self._turns = asyncio.Semaphore(workers or os.cpu_count() or 1)
         self._idle: list[Process] = []
         self._living: set[Process] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
         self._starting = asyncio.Lock()
         self._protection: Protection | None = None
         self._closed = False
@@ -114,11 +125,12 @@ class Sandbox(ClosedAtEnd):
         return replace(result, verdict=verdict, detail=detail, calls=tuple(done), seconds=spent)
 
     async def close(self) -> None:
-        """Ends every server, and with it every program."""
+        """Ends every server, and with it every program; waits until nothing of them is left."""
         self._closed = True
         self._idle.clear()
         for process in list(self._living):
             await self._discard(process)
+        await asyncio.gather(*self._leaving)
 
     def kill(self) -> None:
         """Kills every server without waiting; from any thread, for a process that is about to end."""
@@ -130,32 +142,48 @@ class Sandbox(ClosedAtEnd):
         request = {**request, "limits": {**asdict(limits), "calls": calls}}
         line = json.dumps(request).encode("ascii") + b"\n"
         longest = (limits.total_seconds if calls else limits.seconds) + GRACE_SECONDS
-        said = ""
+        said, broken = "", 0
         async with self._turns:
             for attempt in range(TRIES):
                 self.retried += attempt > 0
                 try:
                     process = await self._server()
                     answer = await self._exchange(process, line, longest)
+                except (SandboxDeadlineError, SandboxDiedError) as error:  # while it had the program
+                    said, broken = str(error), broken + 1
+                    if broken == BROKEN:
+                        late = isinstance(error, SandboxDeadlineError)
+                        return _lost("timeout" if late else "error", f"{said}, like the server before it", calls)
                 except SandboxError as error:
                     said = str(error)
-                    continue
-                self._idle.append(process)
-                self.moved = time.monotonic()
-                if "result" in answer:
-                    return read_report(answer["result"], calls)
-                said = str(answer["error"]["message"])
-        lost = CallResult(verdict="infra", detail=said)
-        return ProgramResult(verdict="infra", detail=said, calls=(lost,) * calls)
+                else:
+                    self._idle.append(process)
+                    self.moved = time.monotonic()
+                    if "result" in answer:
+                        return read_report(answer["result"], calls)
+                    said = str(answer["error"]["message"])
+        return _lost("infra", said, calls)
 
     async def _exchange(self, process: Process, line: bytes, seconds: float) -> dict[str, Any]:
-        """A request and its answer; SandboxError if the server breaks, which is then no more."""
+        """A request and its answer.
+
+        Raises:
+            SandboxDeadlineError: The server did not answer in time. It is killed, as in the next case.
+            SandboxDiedError: The server died, or its answer could not be read.
+            SandboxError: This sandbox was closed or killed meanwhile.
+        """
         try:
             async with asyncio.timeout(seconds):
-                return await process.exchange(line)
+                answer = await process.exchange(line)
+            if "broken" in answer.get("error", ()):
+                await self._discard(process)
+                raise SandboxDiedError(answer["error"]["message"])
+            return answer
         except (TimeoutError, EOFError, OSError, ValueError) as error:
+            kind: type[SandboxError] = SandboxDeadlineError if isinstance(error, TimeoutError) else SandboxDiedError
+            kind = SandboxError if process.struck else kind
             await self._discard(process)
-            raise SandboxError(f"a sandbox server {process.epitaph()} ({type(error).__name__})") from error
+            raise kind(f"a sandbox server {process.epitaph()} ({type(error).__name__})") from error
         except BaseException:
             await self._discard(process)
             raise
@@ -195,12 +223,13 @@ class Sandbox(ClosedAtEnd):
             raise NotPermittedError("it is not installed")
         folders = dict.fromkeys(str(path) for name in self._packages for path in _folder(name))
         try:
+            own = {"TMPDIR": tempfile.gettempdir()} if mode == "limits" else {}
             process = Process(
-                (mode, ",".join(self._packages), *folders),
+                (mode, str(self._landlock), ",".join(self._packages), *folders),
                 program=SERVER,
                 longest=LONGEST,
                 python=python,
-                environment=ENVIRONMENT,
+                environment=ENVIRONMENT | own,
             )
         except OSError as error:
             raise SandboxError(f"no sandbox server could be started: {error}") from error
@@ -225,16 +254,24 @@ class Sandbox(ClosedAtEnd):
             bubblewrap=mode == "bubblewrap",
             unprivileged=found["uid"] is not None or (found["namespaces"] and os.getuid() != 0),
             seccomp=found["seccomp"],
-            landlock=found["landlock"] > 0,
+            landlock=found["landlock"],
             imports=found["imports"],
             refused=refused,
         )
         return process
 
     async def _discard(self, process: Process) -> None:
-        process.kill()
+        process.strike()
+        leaving = asyncio.create_task(process.left(REMOVAL_SECONDS))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
         if await process.bury():
             self._living.discard(process)
+
+
+def _lost(verdict: ProgramVerdict, detail: str, calls: int) -> ProgramResult:
+    """The result of a program that no server reported on."""
+    return ProgramResult(verdict=verdict, detail=detail, calls=(CallResult(verdict=verdict, detail=detail),) * calls)
 
 
 def look() -> Protection:

@@ -1,8 +1,8 @@
 """The main program of a sandbox server: stays warm, and forks a keeper for every program it is given.
 
-It is started as a file (`python -P -S server.py FD PARENT LONGEST MODE PACKAGES PATH...`) with hardly any environment,
-imports what programs commonly import, and never runs a program itself. Requests and answers are JSON lines as in
-`worker`. In mode `namespaces` it first moves into a root folder that holds Python, the packages and the system's
+It is started as a file (`python -P -S server.py FD PARENT LONGEST MODE LANDLOCK PACKAGES PATH...`) with hardly any
+environment, imports what programs commonly import, and never runs a program itself. Requests and answers are JSON lines
+as in `worker`. In mode `namespaces` it first moves into a root folder that holds Python, the packages and the system's
 libraries, and fails where the kernel does not permit that; in mode `limits` it does not try, and in mode `bubblewrap`
 it has been put into a container before. It dies with its parent.
 """
@@ -15,7 +15,9 @@ import json
 import os
 import pathlib
 import resource
+import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -71,8 +73,11 @@ COMMON = (
 """What programs often import, loaded before they are forked."""
 
 
-def prepare(mode: str, packages: Sequence[str]) -> Isolation:
-    """Loads what programs may want, and goes where they can do no harm. OSError where that is not permitted."""
+def prepare(mode: str, landlock: int, packages: Sequence[str]) -> Isolation:
+    """Loads what programs may want, and goes where they can do no harm. OSError where that is not permitted.
+
+    `landlock` is the newest version to use of what the kernel has.
+    """
     for name in COMMON:
         importlib.import_module(name)
     visible = visible_paths(packages)
@@ -83,9 +88,11 @@ def prepare(mode: str, packages: Sequence[str]) -> Isolation:
     if random is not None:
         random.seed(0)
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if os.path.isdir("/proc/self") else -1
-    seccomp, landlock = filters.library(), filters.landlock_version()
+    seccomp, landlock = filters.library(), min(landlock, filters.landlock_version())
     denied = b"" if seccomp is None or mode != "namespaces" else filters.compiled(seccomp)
     uid = kernel.spare_uid()
+    if uid is not None and not entered(pathlib.Path(tempfile.gettempdir()).resolve()):
+        tempfile.tempdir = "/tmp"  # the other is closed to the user that programs run as
     kept = tuple(dict.fromkeys(os.path.realpath(path) for path in visible if os.path.exists(path)))
     places = list(dict.fromkeys([*visible, *kept]))
     if mode == "namespaces":
@@ -103,11 +110,17 @@ def prepare(mode: str, packages: Sequence[str]) -> Isolation:
     )
 
 
+def entered(folder: pathlib.Path) -> bool:
+    """True if everybody may enter a folder, and every one on the way to it."""
+    with suppress(OSError):
+        return all(os.stat(each).st_mode & 0o001 for each in (folder, *folder.parents))
+    return False
+
+
 def readable(path: str) -> bool:
     """True if everybody may read a file, and enter every folder on the way to it."""
     with suppress(OSError):
-        folders = [str(each) for each in pathlib.Path(path).resolve().parents]
-        return all(os.stat(each).st_mode & 0o001 for each in folders) and bool(os.stat(path).st_mode & 0o004)
+        return entered(pathlib.Path(path).resolve().parent) and bool(os.stat(path).st_mode & 0o004)
     return False
 
 
@@ -121,31 +134,39 @@ def _occupied(proc: int) -> int:
 
 
 def answer(line: int, number: bytes, request: dict[str, Any], isolation: Isolation) -> None:
-    """Forks a keeper, which answers itself, and waits for it; answers for one that died."""
-    pid = os.fork()
-    if pid == 0:
+    """Forks a keeper and waits until it has answered, but not until it has removed what the program left; answers for
+    one that died."""
+    waiting, answered = os.pipe()
+    if os.fork() == 0:
         try:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             with suppress(OSError):
                 worker.die_with(os.getppid())
+
+            def reply(found: dict[str, Any]) -> None:
+                worker.send(line, number + b" " + worker.encode(found))
+                os.write(answered, b".")
+
             try:
-                found = {"result": keep(request, isolation)}
+                keep(request, isolation, lambda found: reply({"result": found}))
             except Exception as error:
-                found = {"error": {"type": type(error).__name__, "message": str(error)}}
-            worker.send(line, number + b" " + worker.encode(found))
-            os._exit(0)
+                reply({"error": {"type": type(error).__name__, "message": str(error)}})
         finally:
-            os._exit(1)
-    _, status = os.waitpid(pid, 0)
-    if os.waitstatus_to_exitcode(status) != 0:
-        worker.send(line, number + b" " + worker.encode({"error": {"type": "OSError", "message": "its keeper died"}}))
+            os._exit(0)
+    os.close(answered)
+    if not os.read(waiting, 1):
+        died = {"type": "OSError", "message": "its keeper died", "broken": True}
+        worker.send(line, number + b" " + worker.encode({"error": died}))
+    os.close(waiting)
 
 
-def main(line: int, parent: int, mode: str, packages: Sequence[str]) -> None:
+def main(line: int, parent: int, mode: str, landlock: int, packages: Sequence[str]) -> None:
     """Serves programs until the line ends."""
     worker.die_with(os.getppid() if mode == "bubblewrap" else parent)  # there it cannot see that process
     os.set_inheritable(line, False)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries keepers
     try:
-        isolation = prepare(mode, packages)
+        isolation = prepare(mode, landlock, packages)
         state: dict[str, dict[str, Any]] = {"result": {"namespaces": isolation.namespaces, "uid": isolation.uid}}
         state["result"] |= {"seccomp": isolation.seccomp is not None, "landlock": isolation.landlock}
         state["result"] |= {"imports": isolation.namespaces or isolation.uid is None or readable(json.__file__)}
@@ -170,5 +191,6 @@ def main(line: int, parent: int, mode: str, packages: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.path += sys.argv[6:]
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[4], [name for name in sys.argv[5].split(",") if name])
+    sys.path += sys.argv[7:]
+    fd, parent, _, mode, landlock, packages = sys.argv[1:7]
+    main(int(fd), int(parent), mode, int(landlock), [name for name in packages.split(",") if name])
