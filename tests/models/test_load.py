@@ -172,6 +172,20 @@ def test_logprobs_far_into_a_context_are_those_of_transformers(tmp_path, dtype):
     assert (mine - theirs).abs().mean() < (theirs - exact).abs().mean()
 
 
+@pytest.mark.parametrize(
+    ("value", "said"), [(float("nan"), "not finite"), (float("inf"), "not finite"), (0.0, "the same number")]
+)
+def test_weights_that_say_nothing_are_refused_as_such_and_not_as_a_family(tmp_path, value, said):
+    network = llama()
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.fill_(value)
+    with pytest.raises(RecipeError) as caught:
+        load(section(), folder_of(network, tmp_path), seed=0, device=CPU)
+    (problem,) = caught.value.problems
+    assert problem.field == "model.name" and said in problem.reason and "family" not in str(caught.value)
+
+
 def test_a_loaded_model_knows_its_context_and_what_ends_a_turn(tmp_path):
     network = llama()
     network.generation_config.eos_token_id = [3, 4]

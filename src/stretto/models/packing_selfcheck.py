@@ -115,7 +115,14 @@ def refuse_difference(own: Tensor, others: Tensor, *, dtype: torch.dtype, what: 
     """Raises a RecipeError unless numbers (..., V) are those that the model itself gives, but for a constant."""
     own, others = (numbers.to(accum_dtype(dtype)) for numbers in (own, others))
     own, others = (numbers - numbers.mean(-1, keepdim=True) for numbers in (own, others))
-    difference = float((others - own).norm() / own.norm())
+    size = float(own.norm())
+    if not 0 < size < float("inf"):
+        told = "the same number for every token" if size == 0 else "numbers that are not finite"
+        reason = (
+            f"its weights give {told}; they are zero, damaged, or too large for {str(dtype).removeprefix('torch.')}"
+        )
+        raise RecipeError.of("model.name", reason, "get its files again, or set model.dtype: float32")
+    difference = float((others - own).norm()) / size
     if not difference <= ALLOWED[dtype]:
         raise refusal(f"{what} other numbers than its own forward (relative difference {difference:.2g})")
 
