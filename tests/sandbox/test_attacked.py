@@ -267,6 +267,11 @@ def test_an_attack_without_namespaces_does_no_harm(ran, name):
     assert ran[name]["said"][0][0] == "ok", ran[name]
 
 
+def test_leases_and_news_of_folders_are_refused(ran):
+    _, said = ran["a lease, and news of folders"]["said"][0]
+    assert said.replace("dnotify ", "").split() == ["-1"] * 5
+
+
 def test_a_program_that_watches_the_folder_of_others_changes_no_verdict(ran):
     assert ran["others"] == {"said": [["ok", "right\n"]] * 16, "harm": []}
 
