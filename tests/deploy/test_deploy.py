@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import textwrap
 import time
 from contextlib import suppress
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import jsonschema
@@ -18,13 +20,21 @@ import pytest
 import yaml
 
 from running import written
+from stretto.api import deploying
 from stretto.api.deploying import deploy, extras_of, packages_of
+from stretto.api.recipes import PROBES
+from stretto.checks.recipe import examine
+from stretto.cli.main import main
 from stretto.deploy.deployment import deployment
-from stretto.deploy.targets import TARGETS
+from stretto.deploy.targets import NEEDS_SOURCE, TARGETS
 from stretto.errors import RecipeError
 from stretto.planner.candidate import Candidate
 from stretto.recipe.load import load_recipe
+from test_recipes import RECIPES, SHIPPED, made_before, name_of, online
 
+assert online  # a fixture
+DOCKERIGNORE = files("stretto.deploy").joinpath("templates", "dockerignore").read_text().splitlines()
+IGNORED = [line.removeprefix("**/") for line in DOCKERIGNORE if not line.startswith("#")]
 SCHEMA = json.loads((Path(__file__).parent / "rayjob.schema.json").read_text())
 ODD = "a recipe; touch pwned $(touch pwned) 'x'"
 """A name that would do something in a shell."""
@@ -107,6 +117,136 @@ def test_train_begins_a_run_and_goes_on_with_it_whatever_it_is_called(project):
     subprocess.run(["bash", folder / "train.sh"], check=True, env=environment)
     assert (project / "log").read_text().splitlines()[-2:] == ["resume", run]
     assert not list(project.rglob("pwned"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=name_of)
+def test_train_sh_of_every_target_begins_every_recipe_in_a_clean_folder(path, tmp_path, monkeypatch, online):
+    """The command that a job runs has nothing wrong with it where only what was sent is there, twice in a row."""
+    project = tmp_path / "project"
+    shutil.copytree(RECIPES, project / "recipes", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.chdir(project)
+    made_before(project, path.read_text())
+    monkeypatch.setattr(deploying, "plan_there", lambda *given: {"seconds": {"step": 1.0}, "strategy": "flatten"})
+    fakes = faked(tmp_path / "bin", stretto='printf "%s\\n" "$1" >> "$LOG"; printf "%s\\n" "$@" > "$LOG.$1"')
+    for target in TARGETS:
+        monkeypatch.chdir(project)
+        folder = made(target, f"recipes/{path.name}", cluster="1xH100")
+        there = project
+        if target in NEEDS_SOURCE:
+            there = tmp_path / target
+            shutil.copytree(project, there, ignore=shutil.ignore_patterns(*IGNORED))
+        script = there / folder.relative_to(project) / "train.sh"
+        script.write_text(script.read_text().replace("cd -- /workspace", f"cd -- {there}"))
+        log = tmp_path / f"{target}.log"
+        environment = surroundings(there, fakes) | {"LOG": str(log)}
+        subprocess.run(["bash", script], check=True, cwd=there, env=environment)
+        verb = {"tiny-sft": "sft", "smollm2-sft": "sft"}.get(path.stem, "train")
+        verb = "reward-model" if "reward-model" in path.stem else verb
+        assert log.read_text().split() == [*["value"] * ("astar" in path.stem), verb]
+        monkeypatch.chdir(there)
+        _, recipe, *changes = Path(f"{log}.{verb}").read_text().splitlines()
+        assert changes[-1] == f"run.folder=runs/{path.stem}"
+        _, problems = examine(Path(recipe), [*changes[:-1], "run.folder=auto"], root=there / "recipes", probes=PROBES)
+        assert [problem.field for problem in problems] == ["algorithm.vstar.table"] * ("astar" in path.stem), problems
+        if "astar" in path.stem:
+            _, recipe, *told = Path(f"{log}.value").read_text().splitlines()
+            (table,) = [change.partition("=")[2] for change in told if change.startswith("algorithm.vstar.table")]
+            assert told == changes[:-1]
+            assert (there / "recipes" / table).resolve().parent == (there / "runs").resolve(), "on the volume"
+
+
+VALUE = """
+echo "$1" >> "$LOG"
+if [ "$1" = value ]; then trap 'echo ended >> "$LOG"; exit 143' TERM; touch started; while :; do sleep 0.05; done; fi
+"""
+
+
+def test_a_job_that_ends_while_it_makes_its_table_is_queued_again(project):
+    folder = made("slurm", written(project, algorithm={"name": "astar_po"}), cluster="1xcpu")
+    fakes = faked(project / "bin", stretto=VALUE, scontrol='echo "scontrol $*" >> "$LOG"', hostname="echo 127.0.0.1")
+    environment = surroundings(project, fakes, **SLURM)
+    process = subprocess.Popen(["bash", folder / "job.sh"], env=environment, cwd=project, start_new_session=True)
+    assert ended(project, process, signal.SIGUSR1) == (0, ["value", "ended", "scontrol requeue 7"])
+
+
+def test_a_table_that_cannot_be_made_ends_the_job_with_its_exit_code(project):
+    folder = made("slurm", written(project, algorithm={"name": "astar_po"}), cluster="1xcpu")
+    fakes = faked(project / "bin", stretto='echo "$1" >> "$LOG"; exit 3')
+    ran = subprocess.run(["bash", folder / "train.sh"], env=surroundings(project, fakes), check=False)
+    assert ran.returncode == 3 and (project / "log").read_text().split() == ["value"]
+
+
+def test_a_table_that_the_recipe_names_is_not_made_anew(project):
+    recipe = written(project, algorithm={"name": "astar_po", "vstar": {"table": "mine.jsonl"}})
+    assert "stretto value" not in (made("slurm", recipe, cluster="1xcpu") / "train.sh").read_text()
+
+
+@pytest.mark.parametrize("target", ["docker", "kuberay", "skypilot", "modal"])
+def test_an_input_outside_the_project_is_refused_where_it_is_not_sent(project, tmp_path_factory, target):
+    outside = tmp_path_factory.mktemp("A")
+    rows = "\n".join(json.dumps({"prompt": f"{number:b}=", "answer": "1"}) for number in range(20))
+    (outside / "train.jsonl").write_text(rows)
+    (outside / "judge.py").write_text("def good(answer, prompt, signals):\n    return 1.0\n")
+    (outside / "text.md").write_text("One and one are two.")
+    (project / "linked.jsonl").symlink_to(outside / "train.jsonl")
+    (project / "judge.py").symlink_to(outside / "judge.py")
+    (project / "inside.jsonl").write_text(rows)
+    source = {"kind": "jsonl", "path": "inside.jsonl"}
+
+    def task(**keys):
+        return {"task": {"source": source | keys, "holdout": {"prompts": 4}}}
+
+    for field, changes in {
+        "task.source.path": task(path=os.path.relpath(outside / "train.jsonl", project)),
+        "task.source.path ": task(path=str(outside / "train.jsonl")),
+        "task.source.path  ": task(path="linked.jsonl"),
+        "environment.corpus": {"environment": {"kind": "tools", "tools": ["search"], "corpus": str(outside)}},
+        "rewards.0.kind": {"rewards": [{"kind": "judge:good"}]},
+    }.items():
+        with pytest.raises(RecipeError, match="lies outside") as caught:
+            made(target, written(project, **changes), cluster="1xH100")
+        assert [problem.field for problem in caught.value.problems] == [field.strip()]
+    assert not (project / "deploy").exists()
+    if target == "docker":
+        made("slurm", written(project, **task(path="linked.jsonl")), cluster="1xH100")
+        made(target, written(project, **task()), cluster="1xH100")
+
+
+def test_inputs_that_the_copy_of_the_project_leaves_out_are_copied_beside_it(project, monkeypatch):
+    names = "runs/old/samples/step-000001.jsonl", "runs/old/checkpoints/step-000001/model.safetensors"
+    for name in names:
+        (project / name).parent.mkdir(parents=True)
+        (project / name).write_text("{}")
+    monkeypatch.setattr(deploying, "plan_there", lambda *given: {"seconds": {"step": 1.0}, "strategy": "flatten"})
+    rows = "\n".join(json.dumps({"prompt": f"{number:b}=", "answer": "1"}) for number in range(20))
+    (project / "runs" / "my rows.jsonl").write_text(rows)
+    (project / ".env.jsonl").write_text(rows)
+    task = {"source": {"kind": "jsonl", "path": "runs/my rows.jsonl"}, "holdout": {"prompts": 4}}
+    recipe = written(project, task=task, batch__lengths={"from_run": "runs/old"})
+    folder = made("docker", recipe, cluster="1xH100")
+    inputs = {path.relative_to(folder).as_posix() for path in (folder / "inputs").rglob("*") if path.is_file()}
+    assert inputs == {"inputs/runs-my-rows.jsonl", "inputs/runs-old/samples/step-000001.jsonl"}
+    told = (folder / "train.sh").read_text()
+    assert "task.source.path=deploy/tiny-docker/inputs/runs-my-rows.jsonl" in told
+    assert "batch.lengths.from_run=deploy/tiny-docker/inputs/runs-old " in told
+    shutil.rmtree(folder)
+    task["source"]["path"] = ".env.jsonl"
+    folder = made("docker", written(project, task=task), cluster="1xH100")
+    assert (folder / "inputs" / "env.jsonl").is_file(), "what is often secret, and is named"
+
+
+def test_what_the_output_says_of_a_chain(tmp_path, monkeypatch, capsys, online):
+    shutil.copytree(RECIPES, tmp_path / "recipes", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.chdir(tmp_path)
+    ppo = tmp_path / "recipes" / "tiny-ppo.yaml"
+    assert main(["deploy", "docker", str(ppo), "--cluster", "1xH100"]) == 2
+    assert "tiny-sft" in capsys.readouterr().err, "the model that is trained first"
+    (tmp_path / "runs" / "tiny-sft").mkdir(parents=True)
+    assert main(["deploy", "docker", "recipes/tiny-sft.yaml", "--cluster", "1xH100"]) == 0
+    told = capsys.readouterr().out
+    assert "not planned yet" in told and "train.sh calls stretto sft" in told and "runs/tiny-sft" in told
+    assert main(["deploy", "docker", "recipes/tiny-astar-po.yaml", "--cluster", "1xH100"]) == 0
+    assert "makes the table of V* first (runs/tiny-astar-po.vstar.jsonl)" in capsys.readouterr().out
 
 
 def job(project, folder, **more):

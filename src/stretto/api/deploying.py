@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
-from stretto.api.recipes import open_recipe
-from stretto.deploy.deployment import deployment
+from stretto.algorithms.catalog import facts_of, learns_from_rows
+from stretto.api.deploy_inputs import inputs_of
+from stretto.api.recipes import PROBES
+from stretto.checks.recipe import checked_recipe
+from stretto.deploy.deployment import INPUTS, Deployment, deployment
 from stretto.deploy.targets import NEEDS_SOURCE, NEXT, TARGETS
 from stretto.deploy.write import write
 from stretto.errors import RecipeError
 from stretto.plugins import is_plugin
+from stretto.recipe.load import folder_of
+from stretto.recipe.resolve import vstar_of
 from stretto.recipe.schema import Placement, Recipe
 
 
@@ -25,10 +30,12 @@ class Deployed:
     """Where the files are."""
     files: tuple[Path, ...]
     """The files and folders in it."""
-    step_seconds: float
-    """What the planner expects of a step there, in seconds."""
-    strategy: str
-    """The plan's strategy."""
+    step_seconds: float | None
+    """What the planner expects of a step there, in seconds; `None` where there is no plan."""
+    strategy: str | None
+    """The plan's strategy; `None` for `sft` and `reward_model`, which sample nothing and are not planned yet."""
+    notes: tuple[str, ...]
+    """Sentences about the inputs and the commands of the job."""
     next: str
     """What to type to start it."""
 
@@ -45,27 +52,58 @@ def deploy(
 ) -> Deployed:
     """Writes the files for slurm, modal, kuberay, skypilot or docker; starts and sends nothing.
 
-    The recipe must pass the checks of `stretto check` with that cluster, and fit it by the planner's count.
+    The recipe must pass the checks of `stretto check` with that cluster, and fit it by the planner's count. A table of
+    V* is made there. Models in runs/ are copied for targets that get a copy of the project.
     """
     if target not in TARGETS:
         raise RecipeError.of("TARGET", f"{target!r} is none of them", f"use {', '.join(TARGETS)}")
     made = deployment(recipe, changes, cluster=cluster, to=to, target=target, hours=hours, image=image)
     TARGETS[target](made)  # what it refuses comes first
-    opened = open_recipe(recipe, list(made.changes), deep=False)
+    root = folder_of(recipe)
+    # A folder here is none there, and a table of V* is made there.
+    asked = replace(PROBES, table=lambda recipe, root: ())
+    opened = checked_recipe(recipe, [*made.changes, "run.folder=auto"], root=root, probes=asked)
     if target in NEEDS_SOURCE and opened.engine.kind == "vllm":
         fix = "use engine.kind: native, or slurm with an environment of yours that has vLLM"
         raise RecipeError.of("engine.kind", f"what {target} installs has no vLLM", fix)
-    extras, packages = extras_of(opened), packages_of(opened.model.name)
-    files = TARGETS[target](replace(made, extras=extras, packages=packages))
-    best = plan_there(recipe, opened.placement, cluster, changes)
-    paths = write(made, target, files, best)
+    made = replace(
+        made,
+        extras=extras_of(opened),
+        packages=packages_of(opened.model.name),
+        verb=VERBS.get(opened.algorithm.name, "train"),
+        makes_table=makes_table(opened),
+        inputs=inputs_of(opened, root, made) if target in NEEDS_SOURCE else (),
+    )
+    planned = not learns_from_rows(opened.algorithm.name)
+    best = plan_there(recipe, opened.placement, cluster, changes) if planned else None
+    paths = write(made, target, TARGETS[target](made), best)
     return Deployed(
         folder=made.folder,
         files=tuple(paths),
-        step_seconds=best["seconds"]["step"],
-        strategy=best["strategy"],
+        step_seconds=best["seconds"]["step"] if best else None,
+        strategy=best["strategy"] if best else None,
+        notes=tuple(_notes(made)),
         next=NEXT[target].format(folder=made.inside, image=made.image),
     )
+
+
+VERBS = {"sft": "sft", "reward_model": "reward-model"}
+"""Algorithms that have a command of their own."""
+
+
+def makes_table(recipe: Recipe) -> bool:
+    """True if the run reads a table of V* that no key names, so that `stretto value` makes it there."""
+    return "vstar" in facts_of(recipe.algorithm.name).needs and vstar_of(recipe).table == "auto"
+
+
+def _notes(made: Deployment) -> Iterator[str]:
+    for each in made.inputs:
+        shown = each.path.relative_to(made.project) if each.path.is_relative_to(made.project) else each.path
+        yield f"{each.key}: {shown} is copied to {made.inside}/{INPUTS}/{each.name}, as it is now"
+    if made.makes_table:
+        yield f"train.sh makes the table of V* first ({made.run}.vstar.jsonl), with stretto value"
+    if made.verb != "train":
+        yield f"train.sh calls stretto {made.verb}; a recipe that begins with its model reads it from {made.run}"
 
 
 def plan_there(recipe: Path, placement: Placement, cluster: str, changes: Sequence[str]) -> dict[str, Any]:

@@ -32,10 +32,14 @@ def deploy(
 ) -> None:
     """Write the files that start a recipe elsewhere, resume after a preemption included. Starts and sends nothing."""
     written = api.deploy(target, recipe, cluster=cluster, changes=changes or (), to=to, hours=hours, image=image)
+    plan = "none: supervised training is not planned yet, so that it fits is not checked"
+    if written.step_seconds is not None:
+        plan = f"{written.strategy}, {written.step_seconds:.3g} s a step by the planner's count"
     lines = [
         f"folder  {written.folder}",
         f"files   {', '.join(path.name for path in written.files)}",
-        f"plan    {written.strategy}, {written.step_seconds:.3g} s a step by the planner's count",
+        f"plan    {plan}",
+        *(f"note    {note}" for note in written.notes),
         f"next    {written.next}",
     ]
     render.screen().print(render.plain("\n".join(lines)))

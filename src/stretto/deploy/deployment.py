@@ -25,8 +25,24 @@ PLAIN_PATH = re.compile(r"[A-Za-z0-9._/-]+")
 LIMITED = ("slurm", "modal")
 """Targets whose jobs end after some hours."""
 USUAL_HOURS = 24
+INPUTS = "inputs"
+"""Folder of copied inputs, beside the files that are written."""
 INSIDE = "/workspace"
 """Where the project lies in a container."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputCopy:
+    """A file or folder that the recipe reads and that is copied beside the files that are written."""
+
+    key: str
+    """The recipe key that names it."""
+    path: Path
+    """The file or folder."""
+    name: str
+    """Path of the copy in `inputs/`; the key names its first part."""
+    without: tuple[str, ...]
+    """Names in a folder that are not copied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +75,12 @@ class Deployment:
     """Extras of this project that the recipe needs."""
     packages: tuple[str, ...] = ()
     """Packages, with versions, that carry files which the recipe reads."""
+    verb: str = "train"
+    """The command that begins the run: train, sft or reward-model."""
+    makes_table: bool = False
+    """True if the run reads a table of V*, which is made before it begins."""
+    inputs: tuple[InputCopy, ...] = ()
+    """Inputs that the project's copy would leave out."""
 
     @property
     def run(self) -> str:
@@ -70,10 +92,13 @@ class Deployment:
         """The folder of the files within the project."""
         return self.folder.relative_to(self.project).as_posix()
 
-    def command(self, run: str) -> str:
-        """Everything after `stretto train`, for a shell; the run's folder is told as `run`, which is one already."""
-        told = shlex.join([self.recipe, *self.changes])
-        return f"{told} run.folder={run}"
+    @property
+    def told(self) -> str:
+        """The recipe and its changes, for a shell. A table of V* lies beside the run's folder, on the same volume."""
+        copies = [f"{each.key}={self.inside}/{INPUTS}/{each.name.partition('/')[0]}" for each in self.inputs]
+        above = "../" * self.recipe.count("/")  # paths of tables count from the recipe
+        table = [f"algorithm.vstar.table={above}{self.run}.vstar.jsonl"] if self.makes_table else []
+        return shlex.join([self.recipe, *self.changes, *copies, *table])
 
 
 def deployment(

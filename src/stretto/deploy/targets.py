@@ -137,7 +137,8 @@ def train(made: Deployment, project: str | None) -> str:
         {
             "project": "." if project is None else shlex.quote(project),
             "run": shlex.quote(made.run),
-            "command": made.command('"$run"'),
+            "before": fill("value.sh", {"told": made.told}) if made.makes_table else "",
+            "command": f'{made.verb} {made.told} run.folder="$run"',
         },
     )
 

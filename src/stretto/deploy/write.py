@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto import __version__
-from stretto.deploy.deployment import Deployment
+from stretto.deploy.deployment import INPUTS, Deployment
 from stretto.deploy.targets import NEEDS_SOURCE, Files
 from stretto.errors import RecipeError
 from stretto.storage.atomic import storing
@@ -24,7 +24,7 @@ CLONE = PACKAGE.parents[1]
 OF_CLONE = ("pyproject.toml", "README.md", "LICENSE", "constraints.txt")
 
 
-def write(made: Deployment, target: str, written: Files, plan: Mapping[str, Any]) -> list[Path]:
+def write(made: Deployment, target: str, written: Files, plan: Mapping[str, Any] | None) -> list[Path]:
     """The paths of what was written; a folder that is there already is refused."""
     if made.folder.exists():
         raise RecipeError.of("--to", f"{made.folder} exists already", "name another folder, or remove it")
@@ -38,7 +38,15 @@ def write(made: Deployment, target: str, written: Files, plan: Mapping[str, Any]
                 path.write_text(content, encoding="utf-8")
                 if path.suffix == ".sh":
                     path.chmod(0o755)
-            (draft / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+            if plan is not None:
+                (draft / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+            for each in made.inputs:
+                copy = draft / INPUTS / each.name
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                if each.path.is_dir():
+                    shutil.copytree(each.path, copy, ignore=shutil.ignore_patterns(*each.without), dirs_exist_ok=True)
+                else:
+                    shutil.copy2(each.path, copy)
             if target in NEEDS_SOURCE:
                 copy_source(draft / "stretto")
             draft.rename(made.folder)

@@ -12,4 +12,4 @@ if [ -d "$run" ]; then # ended before it began: nothing in it but its lock
     rm -f "$run/.lock"
     rmdir "$run" 2>/dev/null || true
 fi
-exec stretto train @command
+@{before}exec stretto @command
