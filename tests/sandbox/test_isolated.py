@@ -248,7 +248,7 @@ def test_a_sandbox_that_keeps_breaking_is_no_fault_of_the_program():
 
 @pytest.mark.parametrize("mode", ["namespaces", "limits"])
 @pytest.mark.parametrize("struck", ["server", "keeper"])
-def test_a_program_fails_when_it_breaks_two_servers(struck, mode):
+def test_a_program_fails_when_it_breaks_two_servers(struck, mode, monkeypatch):
     async def work(sandbox: Sandbox) -> None:
         calls = Calls(function="f", arguments=[[], []])
         code = "import time\ntime.sleep(60)\ndef f(): pass"
@@ -262,7 +262,10 @@ def test_a_program_fails_when_it_breaks_two_servers(struck, mode):
         assert "like the server before it" in result.detail
         assert (await sandbox.run_program("print(2)")).stdout == "2\n"
 
+    monkeypatch.setattr(tempfile, "tempdir", tempfile.mkdtemp(dir="/tmp"))
+    os.chmod(tempfile.gettempdir(), 0o755)
     with_another(work, workers=1, isolation=mode)
+    os.rmdir(tempfile.gettempdir())  # nothing is left in it
 
 
 DENIED = """

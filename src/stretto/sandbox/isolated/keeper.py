@@ -63,19 +63,19 @@ class Unwanted(BaseException):
     """Nobody waits for the program any more."""
 
 
-def keep(request: Mapping[str, Any], isolation: Isolation, answer: Callable[[dict[str, Any]], None]) -> None:
-    """Runs the program of a request, passes the report to `answer`, and removes its folder after that.
+def keep(
+    request: Mapping[str, Any], isolation: Isolation, scratch: str, answer: Callable[[dict[str, Any]], None]
+) -> None:
+    """Runs the program of a request in `scratch`, passes the report to `answer`, and removes that folder after it.
 
     Raises:
         OSError: The program could not be locked in; `answer` was not called.
     """
     limits = request["limits"]
-    scratch = isolation.scratch
     if isolation.namespaces:
         owner = kernel.INNER_UID if isolation.uid is None else isolation.uid
         kernel.isolate(scratch, limits["scratch_mb"], owner)
     else:
-        scratch = tempfile.mkdtemp(prefix="stretto-program-")
         if isolation.uid is not None:
             os.chown(scratch, isolation.uid, isolation.uid)
         with suppress(OSError):

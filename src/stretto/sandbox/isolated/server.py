@@ -28,6 +28,7 @@ sys.path.append(ROOT)
 from stretto.sandbox import worker  # noqa: E402
 from stretto.sandbox.isolated import filters, kernel  # noqa: E402
 from stretto.sandbox.isolated.keeper import Isolation, keep  # noqa: E402
+from stretto.sandbox.isolated.scratch import remove  # noqa: E402
 from stretto.sandbox.isolated.visible import visible_paths  # noqa: E402
 
 COMMON = (
@@ -136,6 +137,13 @@ def _occupied(proc: int) -> int:
 def answer(line: int, number: bytes, request: dict[str, Any], isolation: Isolation) -> None:
     """Forks a keeper and waits until it has answered, but not until it has removed what the program left; answers for
     one that died."""
+    scratch = isolation.scratch
+    if not isolation.namespaces:
+        try:
+            scratch = tempfile.mkdtemp(prefix="stretto-program-")
+        except OSError as error:
+            worker.send(line, number + b" " + worker.encode({"error": {"type": "OSError", "message": str(error)}}))
+            return
     waiting, answered = os.pipe()
     if os.fork() == 0:
         try:
@@ -148,15 +156,21 @@ def answer(line: int, number: bytes, request: dict[str, Any], isolation: Isolati
                 os.write(answered, b".")
 
             try:
-                keep(request, isolation, lambda found: reply({"result": found}))
+                keep(request, isolation, scratch, lambda found: reply({"result": found}))
             except Exception as error:
                 reply({"error": {"type": type(error).__name__, "message": str(error)}})
         finally:
             os._exit(0)
     os.close(answered)
-    if not os.read(waiting, 1):
-        died = {"type": "OSError", "message": "its keeper died", "broken": True}
-        worker.send(line, number + b" " + worker.encode({"error": died}))
+    if not os.read(waiting, 1) and os.fork() == 0:  # in place of the keeper, and not in the server's turn
+        try:
+            os.setsid()
+            died = {"type": "OSError", "message": "its keeper died", "broken": True}
+            worker.send(line, number + b" " + worker.encode({"error": died}))
+            if not isolation.namespaces:
+                remove(scratch)
+        finally:
+            os._exit(0)
     os.close(waiting)
 
 
