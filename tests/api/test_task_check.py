@@ -22,6 +22,9 @@ USER = """
 def lenient(answer, prompt, signals): return 1.0
 def starts(answer, prompt, signals): return prompt["reference"].startswith(answer)
 def broken(answer, prompt, signals): return 1 / len(answer)
+def copies(answer, prompt, signals): return float(len(answer) > 1 and answer in prompt["messages"][-1]["content"])
+def counts(answer, prompt, signals): return float(answer.isdigit())
+def strict(answer, prompt, signals): return float(answer == "42")
 def agree(answers, prompt, signals): return [answers.count(answer) / len(answers) for answer in answers]
 """
 
@@ -67,6 +70,43 @@ def test_a_reward_that_cannot_tell_is_found_out(folder, capsys, rewards: str, sa
     code, told = checked(folder, rewards, capsys)
     assert (code, told["ok"]) == (1, False)
     assert all(any(text in problem["reason"] for problem in told["problems"]) for text in says)
+
+
+@pytest.fixture
+def open_folder(folder: Path) -> Path:
+    """The same without reference answers."""
+    rows = [{"id": str(n), "prompt": f"ab\n1. {n}{n}=\n.2. a{n}"} for n in range(1, 10)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("reward", "says"),
+    [
+        ("lenient", ["6 of 6 empty answers", "18 of 18 fixed answers", "24 of 24 copied answers"]),
+        ("counts", ["6 of 18 fixed answers"]),
+        ("copies", ["24 of 24 copied answers"]),  # also of what stands behind the number of an item
+        ("broken", ["empty answers have no verdict", "12 of 18 fixed answers"]),
+        ("strict", []),
+    ],
+)
+def test_a_reward_of_prompts_without_references_is_tried(open_folder, capsys, reward: str, says: list[str]) -> None:
+    context = "model.scratch.context=64"
+    recipe = f'[{{kind: "checked_rewards:{reward}"}}]'
+    characters = 'model.scratch.characters="0123456789=ab .\\n"'
+    code, told = checked(open_folder, recipe, capsys, context, characters)
+    assert [each["case"] for each in told["answers"]] == ["empty", "fixed", "copied"]
+    assert code == bool(says) and len(told["problems"]) == len(says)
+    assert all(text in problem["reason"] for text, problem in zip(says, told["problems"], strict=True))
+
+
+def test_a_task_whose_rewards_were_not_tried_is_not_called_right(folder, capsys) -> None:
+    (folder / "recipe.yaml").write_text(f"{HEAD}rewards: [{{kind: signal, signal: tokens}}]\n")
+    (folder / "own_play.py").write_text("async def play(prompt, model): return await model.chat(prompt.messages)\n")
+    code = main(["task", "check", str(folder / "recipe.yaml"), "environment={kind: 'own_play:play'}"])
+    page = capsys.readouterr().out
+    assert code == 0 and "no answers were tried" in page
+    assert "the rewards were not tried" in page and not page.rstrip().endswith("nothing wrong was found")
 
 
 def test_a_right_answer_may_be_worded(folder, capsys) -> None:

@@ -41,6 +41,74 @@ def test_the_task_s_own_answer_gets_full_marks_after_its_way_through_json(task: 
     assert gym.judge(f"It is\n<answer>{entry['answer']}</answer>", task, {}, entry) == 1.0
 
 
+FIXED = ("", "0", "1", "x", "True", "False", "None", "Yes", "A", "P", "[]", "()", "nan", "...", "a b c", "8*3*1*1")
+"""Answers that say nothing of a question."""
+
+
+def paid(answer: str, entry: dict[str, Any]) -> bool:
+    """Whether an answer gets full marks, although it is not the task's own."""
+    own = str(entry["answer"]).strip().lower()
+    return answer.strip().lower() != own and gym.judge(answer, entry["metadata"]["source_dataset"], {}, entry) >= 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", sorted(DATASETS.keys() - SLOW - {"composite", "simple_integration", "rubiks_cube"}))
+def test_no_fixed_answer_and_no_copied_line_is_paid_by_most_entries(task: str) -> None:
+    entries = [entry_of(task, index=index) for index in range(10)]
+    for answer in FIXED:
+        again = sum(paid(answer, entry) for entry in entries)
+        assert again <= 3, (answer, again)  # 0 is the 0.0 of some polynomials
+    copied = [
+        next((line for line in set(entry["question"].splitlines()) if paid(line, entry)), None) for entry in entries
+    ]
+    assert sum(line is not None for line in copied) <= 2, copied
+
+
+def logic(*premises: str) -> dict[str, Any]:
+    metadata = {"source_dataset": "propositional_logic", "premises": premises, "variables": ["P", "Q", "R"]}
+    return {"answer": None, "metadata": metadata}
+
+
+def flip(answer: str) -> dict[str, Any]:
+    return {"answer": answer, "metadata": {"source_dataset": "coin_flip"}}
+
+
+MAKES = {"answer": "4*8 - 6 - 2", "metadata": {"source_dataset": "puzzle24", "numbers": [4, 8, 6, 2]}}
+HALTS: dict[str, Any] = {"answer": "True", "metadata": {"source_dataset": "game_of_life_halting"}}
+GOES_ON = {**HALTS, "answer": "False"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "entry", "full"),
+    [
+        ("True", HALTS, True), ("false", GOES_ON, True), (" True ", HALTS, True), ("False", HALTS, False),
+        ("x", HALTS, False), ("1", HALTS, False), ("True or False", HALTS, False), ("True", GOES_ON, False),
+        ("4*8 - 6 - 2", MAKES, True), ("(8-2)*(6-4)*2", MAKES, False), ("8*6/(4-2)", MAKES, True),
+        ("8*3*1*1", MAKES, False), ("8*4-6-2+0", MAKES, False), ("24+4-8/2+6-6", MAKES, False), ("24", MAKES, False),
+        ("8 + 6 + 4 * 2 + 2.9", MAKES, False), ("6*4 + 2/8", MAKES, False), ("-2 - 6 + 8*4", MAKES, True),
+        ("0.234375", flip("0.234375"), True), ("15/64", flip("0.234375"), True), ("0.2344", flip("0.234375"), True),
+        ("0", flip("0.234375"), False), ("0.2", flip("0.234375"), False), ("0", flip("0.00003"), False),
+        ("0.00003", flip("0.00003"), True), ("1", flip("1"), True), ("0.9999", flip("1"), True),
+        ("1", flip("0.1"), False),
+        ("¬Q", logic("P", "(P → ¬Q)"), True), ("Q", logic("P", "(P → Q)"), False),
+        ("P", logic("P", "(P → Q)"), False), ("¬¬P", logic("P", "(P → Q)"), False),
+        ("(P \u2228 R)", logic("P", "(P → Q)"), False), ("(P ∧ (P → Q))", logic("P", "(P → Q)"), False),
+        ("(P → R)", logic("(P → Q)", "(Q → R)"), True), ("R", logic("(P → Q)", "(Q → R)"), False),
+        ("R", logic("P", "¬P"), False), ("(P → P)", logic("P", "Q"), False), ("(Q ∧ P)", logic("P", "Q"), False),
+    ],
+)  # fmt: skip
+def test_full_marks_are_for_right_answers_where_the_package_gives_them_to_others(
+    answer: str, entry: dict[str, Any], full: bool
+) -> None:
+    score = gym.judge(answer, entry["metadata"]["source_dataset"], {}, entry)
+    assert (score == 1.0) is full and 0.0 <= score <= 1.0
+
+
+def test_a_probability_that_begins_right_keeps_some_of_its_credit() -> None:
+    scores = [gym.judge(each, "coin_flip", {}, flip("0.234375")) for each in ("0", "0.2", "0.23", "0.24", "7")]
+    assert scores == [0.125, 0.375, 0.5, 0.375, 0.0]
+
+
 def test_partial_credit_is_kept_and_a_wrong_format_gets_nothing() -> None:
     entry = entry_of("chain_sum")
     assert gym.judge(f"{entry['answer']} or so", "chain_sum", {}, entry) == pytest.approx(

@@ -1,13 +1,16 @@
 """What a task looks like to the model, and whether its rewards tell right answers from others. Loads no weights.
 
 The reference answer of a prompt has to get full marks; an empty answer, half of the reference and the reference of
-another prompt must not. Each is given to the rewards as a model's answer would be, four of them as a group. What an
-environment with signals of its own would notice cannot be pretended, so that only prompts are shown there.
+another prompt must not. Each is given to the rewards as a model's answer would be, four of them as a group. Of a prompt
+without a reference no answer is known to be right, but some are known to say nothing: an empty one, fixed ones, and
+copies of the prompt. What an environment with signals of its own would notice cannot be pretended, so that only prompts
+are shown there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +27,7 @@ from stretto.models.source import locate
 from stretto.models.template_file import use_template
 from stretto.plugins import folders_of
 from stretto.recipe.resolve import longest_prompt
-from stretto.recipe.schema import ModelReward, Recipe, Scratch
+from stretto.recipe.schema import ModelReward, Recipe, RewardPart, Scratch
 from stretto.rewards.combine import Rewards
 from stretto.rewards.rehearsal import pretended
 from stretto.rewards.score import Scored, score
@@ -38,9 +41,23 @@ SHOWN = 2
 JUDGED = 50
 """Prompts whose answers are judged, the first that have a reference answer."""
 TIMED = 10
-"""Reference answers that a part is timed with."""
-CASES = ("reference", "empty", "truncated", "wrong")
-"""What is answered, by attempt: the reference, nothing, half of the reference, and another prompt's."""
+"""Answers that a part is timed with, references where there are any."""
+FIXED = ("0", "x", "True")
+"""Answers to a prompt without a reference, next to an empty one and to copies."""
+COPIED = 4
+"""Lines of a prompt that are copied, from its end; the whole prompt is another copy."""
+CASES = {
+    "reference": range(1),
+    "empty": range(1, 2),
+    "truncated": range(2, 3),
+    "wrong": range(3, 4),
+    "fixed": range(4, 4 + len(FIXED)),
+    "copied": range(4 + len(FIXED), 5 + len(FIXED) + COPIED),
+}
+"""Kind of answer -> its attempts: the reference, nothing, half of the reference, another prompt's, and answers to a
+prompt without a reference."""
+ITEM = re.compile(r"^[\s.]*(?:\d+[.)]|[-*\N{BULLET}])\s+")
+"""Mark of an item of a list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,10 +154,14 @@ def check_task(recipe: Recipe, root: Path, *, answer: str = "{reference}") -> Ta
     prompts = _prompts(recipe, training, heldout, renderer, context)
     answers: tuple[AnswerReport, ...] = ()
     seconds: dict[str, float] = {}
-    asked = [prompt for prompt in training if prompt.reference is not None][:JUDGED]
-    if asked and recipe.rewards and recipe.environment.kind == "single_turn":
-        scored, seconds = asyncio.run(_judged(recipe, root, _answers(asked, renderer, answer), asked))
-        answers = tuple(_case(case, attempt, scored) for attempt, case in enumerate(CASES))
+    known = [prompt for prompt in training if prompt.reference is not None][:JUDGED]
+    unknown = [prompt for prompt in training if prompt.reference is None][:JUDGED]
+    parts = tuple(part for part in recipe.rewards if not isinstance(part, ModelReward))
+    tried = [*_answers(known, renderer, answer), *_empty_words(unknown, renderer, answer)]
+    if tried and parts and recipe.environment.kind == "single_turn":
+        scored, seconds = asyncio.run(_judged(recipe, root, parts, tried))
+        kinds = [case for case, attempts in CASES.items() if any(each.attempt in attempts for each in tried)]
+        answers = tuple(_case(case, scored) for case in kinds)
     problems = (*_prompt_problems(prompts), *_dropped_problems(prompts), *_answer_problems(answers))
     return TaskReport(problems=problems, prompts=prompts, answers=answers, seconds=seconds)
 
@@ -192,24 +213,42 @@ def _answers(prompts: Sequence[Prompt], renderer: Renderer, wording: str) -> lis
         for attempt, text in enumerate((reference, "", half, wrong)):
             if text is None:
                 continue
-            said = text if attempt == 1 else wording.replace("{reference}", text)
-            tokens = len(renderer.tokenizer.encode(said, add_special_tokens=False))
-            made.append(replace(pretended(prompt, said, tokens=tokens), attempt=attempt))
+            made.append(
+                _said(prompt, attempt, text if attempt == 1 else wording.replace("{reference}", text), renderer)
+            )
     return made
 
 
+def _empty_words(prompts: Sequence[Prompt], renderer: Renderer, wording: str) -> list[Trajectory]:
+    """Answers that say nothing, to prompts without a reference: an empty one, fixed ones, and copies of the prompt."""
+    made = []
+    for prompt in prompts:
+        asked = str(prompt.messages[-1]["content"])
+        lines = [ITEM.sub("", line).strip() for line in asked.splitlines() if line.strip()]
+        copies = dict.fromkeys([asked, *lines[-COPIED:]])
+        made.append(_said(prompt, CASES["empty"][0], "", renderer))
+        for case, texts in (("fixed", FIXED), ("copied", copies)):
+            for attempt, text in zip(CASES[case], texts, strict=False):
+                made.append(_said(prompt, attempt, wording.replace("{reference}", text), renderer))
+    return made
+
+
+def _said(prompt: Prompt, attempt: int, text: str, renderer: Renderer) -> Trajectory:
+    tokens = len(renderer.tokenizer.encode(text, add_special_tokens=False))
+    return replace(pretended(prompt, text, tokens=tokens), attempt=attempt)
+
+
 async def _judged(
-    recipe: Recipe, root: Path, answers: Sequence[Trajectory], prompts: Sequence[Prompt]
+    recipe: Recipe, root: Path, parts: Sequence[RewardPart], answers: Sequence[Trajectory]
 ) -> tuple[Scored, dict[str, float]]:
-    """The verdicts, and seconds for one of each part. A reward model is not loaded, and its part left out."""
-    parts = tuple(part for part in recipe.rewards if not isinstance(part, ModelReward))
+    """The scores by `parts`, and seconds for one score of each. A reward model is not loaded, and not among them."""
     async with Pool(paths=folders_of(root), start_deadline=recipe.deadlines.start) as pool:
         rewards = Rewards(parts, pool)
         for name in rewards.functions.values():
             await rewards.load(name)
         scored = await score(answers, rewards, min_samples=1, deadline=recipe.deadlines.reward)
         seconds: dict[str, float] = {}
-        timed = [each for each in answers if each.attempt == 0][:TIMED]
+        timed = [each for each in answers if each.attempt == answers[0].attempt][:TIMED]
         for name in (name for name in rewards.names if not rewards.is_together(name)):
             if scored.failed:
                 break
@@ -219,14 +258,14 @@ async def _judged(
     return scored, seconds
 
 
-def _case(case: str, attempt: int, scored: Scored) -> AnswerReport:
+def _case(case: str, scored: Scored) -> AnswerReport:
     found: list[Reward] = [
         reward
         for group in scored.groups
         for trajectory, reward in zip(group.trajectories, group.rewards, strict=True)
-        if trajectory.attempt == attempt
+        if trajectory.attempt in CASES[case]
     ]
-    failures = dict.fromkeys(str(each.failure) for each in scored.failed if each.attempt == attempt)
+    failures = dict.fromkeys(str(each.failure) for each in scored.failed if each.attempt in CASES[case])
     names = dict.fromkeys(name for reward in found for name in reward.parts)
     return AnswerReport(
         case=case,

@@ -63,7 +63,9 @@ def _page(report: TaskReport) -> Text:
     if report.answers:
         page.append("answers  full marks  reward  parts\n", style="bold")
     else:
-        page.append("no answers were tried: no prompt has a reference, or the environment gives signals of its own\n")
+        page.append(
+            "no answers were tried: only a reward model scores them, or the environment gives signals of its own\n"
+        )
     for each in report.answers:
         reward = "-" if each.reward is None else f"{each.reward:.3g}"
         parts = ", ".join(f"{name} {value:.3g}" for name, value in each.parts.items())
@@ -72,4 +74,8 @@ def _page(report: TaskReport) -> Text:
         page.append(f"  {name}: {seconds * 1000:.3g} ms a verdict\n")
     for problem in report.problems:
         page.append(f"\n{render.plain(str(problem))}", style="red")
-    return page if report.problems else page.append("\nnothing wrong was found", style="green")
+    if report.problems:
+        return page
+    if not report.answers:
+        return page.append("\nnothing wrong was found in the prompts; the rewards were not tried", style="yellow")
+    return page.append("\nnothing wrong was found", style="green")

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import ast
 import json
+import operator
 import re
 import sys
+from collections.abc import Callable
+from fractions import Fraction
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 from stretto.rewards import tree
@@ -98,7 +102,10 @@ def verdict(
         entry = {**entry, "metadata": _tuples(entry["metadata"])}
     scorer = _scorer(task, json.dumps(config, sort_keys=True))
     try:
-        return float(scorer.score_answer(found, entry)), False
+        score = float(scorer.score_answer(found, entry))
+        if score > FOR_FORMAT and kind in STRICTER:
+            score = min(score, STRICTER[kind](found, entry))
+        return score, False
     except Exception:  # also too deep or too large for Python
         scorer.score_answer(entry["answer"] or "", entry)
         return 0.0, False
@@ -134,6 +141,75 @@ def measure(text: str, allowed: re.Pattern[str], *, letters: bool) -> None:
     if len(text) > LONGEST or not allowed.fullmatch(text):
         raise ValueError("no formula")
     tree.of_text(text, FUNCTIONS if letters else frozenset(), letters=letters)
+
+
+def _halts(answer: str, entry: dict[str, Any]) -> float:
+    """The package compares `bool(answer)`, which is true for every word."""
+    return float(answer.lower() == str(entry["answer"]).lower())
+
+
+def _probability(answer: str, entry: dict[str, Any]) -> float:
+    """The package gives full marks to a `0` where 0.23 is right, as the texts agree as far as the shorter one goes."""
+    given, wanted = Fraction(answer.replace(",", "")), Fraction(entry["answer"].replace(",", ""))
+    if abs(given - wanted) <= min(Fraction(1, 10_000), wanted / 100):
+        return 1.0
+    texts = f"{float(given):.10g}", f"{float(wanted):.10g}"
+    same = next((n for n, (mine, its) in enumerate(zip(*texts, strict=False)) if mine != its), min(map(len, texts)))
+    return min(0.99, same / max(map(len, texts)))
+
+
+def _makes_24(answer: str, entry: dict[str, Any]) -> float:
+    """The package takes any four numbers, and cuts fractions off the result."""
+    tree = ast.parse(answer, mode="eval").body
+    used = sorted(each.value for each in ast.walk(tree) if isinstance(each, ast.Constant) and type(each.value) is int)
+    return float(used == sorted(entry["metadata"]["numbers"]) and _value(tree) == 24)
+
+
+def _value(node: ast.expr) -> Fraction:
+    """The exact value of plain arithmetic. KeyError or ValueError for another operation."""
+    operations: dict[type[ast.AST], Callable[..., Fraction]] = {
+        ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+        ast.USub: operator.neg, ast.UAdd: operator.pos,
+    }  # fmt: skip
+    match node:
+        case ast.Constant(value=int() as value):
+            return Fraction(value)
+        case ast.UnaryOp(op=op, operand=operand):
+            return operations[type(op)](_value(operand))
+        case ast.BinOp(left=left, op=op, right=right):
+            return operations[type(op)](_value(left), _value(right))
+    raise ValueError("no arithmetic")
+
+
+def _follows(answer: str, entry: dict[str, Any]) -> float:
+    """The package takes a premise for a conclusion from the premises. Like a tautology, that is worth 0.25 here: what
+    one premise says alone, premises joined by "and", and anything at all where the premises contradict each other."""
+    from reasoning_gym.logic.propositional_logic import Expression
+
+    names, premises = entry["metadata"]["variables"], entry["metadata"]["premises"]
+    worlds = [dict(zip(names, values, strict=True)) for values in product((False, True), repeat=len(names))]
+
+    def models(text: str) -> frozenset[int]:
+        expression = Expression.from_string(text)
+        return frozenset(n for n, world in enumerate(worlds) if expression.evaluate(world))
+
+    said, known = models(answer), [models(premise) for premise in premises]
+    joined = {frozenset(range(len(worlds)))}
+    for each in known:
+        joined |= {before & each for before in joined}
+    inferred = frozenset.intersection(*known) and said not in joined and not any(each <= said for each in known)
+    return 1.0 if inferred else 0.25
+
+
+STRICTER: dict[str, Callable[[str, dict[str, Any]], float]] = {
+    "coin_flip": _probability,
+    "game_of_life_halting": _halts,
+    "propositional_logic": _follows,
+    "puzzle24": _makes_24,
+}
+"""Task -> most that an answer is worth. The package gives full marks to some that are wrong, or that say nothing."""
+FOR_FORMAT = 0.1
+"""Scores up to here are for an answer's format alone."""
 
 
 @lru_cache(maxsize=16)
