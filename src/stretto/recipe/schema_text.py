@@ -83,7 +83,7 @@ def choices(found: Sequence[KeyType]) -> list[str]:
 
 
 def expected(found: Sequence[KeyType]) -> str:
-    """What may be given, as one phrase: `'auto' or a whole number of at least 1`."""
+    """Return the accepted values as one phrase: `'auto' or int >= 1`."""
     return " or ".join(_expected(kind) for kind in found)
 
 
@@ -97,25 +97,25 @@ def _expected(kind: KeyType) -> str:
     if origin is tuple:
         each = expected(list(kinds(arguments[0])))
         if arguments[-1] is not Ellipsis:
-            return f"a list of {len(arguments)} (each {each})"
+            return f"list of {len(arguments)} (each {each})"
         fewest = _limit(kind, "min_length")
-        return f"a list of {f'at least {fewest}' if fewest else 'any length'} (each {each})"
+        return f"list{f' of at least {fewest}' if fewest else ''} (each {each})"
     if origin is dict or kind.type is dict:
-        return "a section"
+        return "section"
     if is_section(kind):
-        return f"a section ({', '.join(kind.type.model_fields)}{', …' if issubclass(kind.type, Choice) else ''})"
+        return f"section ({', '.join(kind.type.model_fields)}{', …' if issubclass(kind.type, Choice) else ''})"
     if kind.type in (int, float):
-        return f"{'a whole number' if kind.type is int else 'a number'}{_bounds(kind)}"
+        return f"{kind.type.__name__}{_bounds(kind)}"
     if kind.type is str:
         pattern = _limit(kind, "pattern")
         if pattern and pattern.endswith(":"):
             return OWN
         if pattern:
-            return f"text that matches {pattern}"
+            return f"string that matches {pattern}"
         shortest = _limit(kind, "min_length") or 0
         if shortest > 1:
-            return f"text of at least {shortest} characters"
-        return "text that is not empty" if shortest else "text"
+            return f"string of at least {shortest} characters"
+        return "non-empty string" if shortest else "string"
     return "true or false" if kind.type is bool else "anything"
 
 
@@ -125,11 +125,11 @@ def _limit(kind: KeyType, name: str) -> Any:
 
 def _bounds(kind: KeyType) -> str:
     above, least, most = (_limit(kind, name) for name in ("gt", "ge", "le"))
-    if least is not None and most is not None:
-        return f" from {least:g} to {most:g}"
-    lower = f" above {above:g}" if above is not None else f" of at least {least:g}" if least is not None else ""
-    upper = f"at most {most:g}" if most is not None else ""
-    return f"{lower}{' and ' if lower and upper else ' ' if upper else ''}{upper}"
+    if most is None:
+        return f" > {above:g}" if above is not None else f" >= {least:g}" if least is not None else ""
+    if above is None and least is None:
+        return f" <= {most:g}"
+    return f" in {'[' if above is None else '('}{least if above is None else above:g}, {most:g}]"
 
 
 def given(value: object) -> str:
