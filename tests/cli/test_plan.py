@@ -108,7 +108,7 @@ def test_a_model_and_devices_are_enough_to_plan(recipe, capsys):
     assert "training all weights, on 1 x RTX4090" in out and "a step: 4 prompts" in out
     for wrong, words in (
         (["--cluster", "8xH100"], "RECIPE: is missing"),
-        (["r.yaml", "--model", "qwen2.5-7b"], "--model: has no effect beside a recipe"),
+        (["r.yaml", "--model", "qwen2.5-7b"], "--model: has no effect with a recipe"),
         (["r.yaml", "--lora", "8"], "--lora: has no effect without --model"),
         (["--model", "qwen9-1b", "--cluster", "H100"], "model.name"),
     ):

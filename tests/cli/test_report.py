@@ -50,7 +50,7 @@ def test_explain_says_where_a_steps_seconds_go(run, capsys):
     ("arguments", "says"),
     [
         (["nowhere"], "nowhere: is not a run"),
-        (["runs/one", "--step", "9"], "ask for a step from 1 to 3"),
+        (["runs/one", "--step", "9"], "use a step from 1 to 3"),
         (["runs/one", "--follow", "0"], "--follow"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`stretto bench NAME`: stretto against what a user would otherwise pick, the same work, in one run on this machine."""
+"""`stretto bench NAME`: equal work in stretto and in another framework, measured in turns on this machine."""
 
 from __future__ import annotations
 
@@ -19,60 +19,63 @@ from stretto.recipe.load import folder_of
 from stretto.recipe.schema import ModelSection
 
 ScaledRecipe = Annotated[
-    Path | None, typer.Argument(metavar="[RECIPE]", help="scaling: a recipe to run on 1, 2, 4, … devices.")
+    Path | None, typer.Argument(metavar="[RECIPE]", help="scaling: recipe to run on 1, 2, 4, ... devices.")
 ]
 Changes = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as run.steps=20.")
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Recipe keys to override, e.g. run.steps=20.")
 ]
-MostDevices = Annotated[str | None, typer.Option(help="scaling RECIPE: the most devices, such as 2xcpu or 8xH100.")]
-Sizes = Annotated[list[int] | None, typer.Option(min=1, help="scaling RECIPE: a number of devices. Can be repeated.")]
+MostDevices = Annotated[str | None, typer.Option(help="scaling: largest cluster, e.g. 2xcpu or 8xH100.")]
+Sizes = Annotated[list[int] | None, typer.Option(min=1, help="scaling: number of devices to measure. Repeatable.")]
 Ahead = Annotated[
-    list[int] | None, typer.Option(min=1, help="scaling RECIPE: a number that is only predicted. Can be repeated.")
+    list[int] | None, typer.Option(min=1, help="scaling: number of devices to predict without a run. Repeatable.")
 ]
-Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="scaling RECIPE: the speed-up as SVG.")]
+Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="scaling: write the speed-up curve to this SVG file.")]
 Peer = Annotated[
-    str, typer.Option(metavar="trl|plain", help="step: TRL, or a plain loop on generate where that is missing.")
+    str,
+    typer.Option(
+        metavar="trl|plain", help="step: framework to compare with; plain is a loop over transformers' generate."
+    ),
 ]
 
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="Threads of every side; default OMP_NUM_THREADS or all cores.")
+    int | None, typer.Option(min=1, help="CPU threads of each framework. Default: OMP_NUM_THREADS, else all cores.")
 ]
 
 Turns = Annotated[
-    int | None, typer.Option(min=1, help="How often the sides take turns, each time in a new process; default 2.")
+    int | None,
+    typer.Option(min=1, help="Alternating measurements of each framework, each in a new process. Default: 2."),
 ]
 
-PeerBatch = Annotated[list[int] | None, typer.Option(min=1, help="Answers that TRL trains at once. Can be repeated.")]
+PeerBatch = Annotated[list[int] | None, typer.Option(min=1, help="Batch size of TRL's training step. Repeatable.")]
 
-WritePage = Annotated[Path | None, typer.Option(metavar="PAGE", help="Also put the results into a Markdown page.")]
+WritePage = Annotated[Path | None, typer.Option(metavar="PAGE", help="Also write the results to this Markdown page.")]
 
 
 def bench(
-    name: Annotated[
-        str, typer.Argument(metavar="rollout|step|publish|study|strategies|scaling", help="What to measure.")
-    ],
+    name: Annotated[str, typer.Argument(metavar="rollout|step|publish|study|strategies|scaling", help="Benchmark.")],
     recipe: ScaledRecipe = None,
     changes: Changes = None,
     cluster: MostDevices = None,
     size: Sizes = None,
     ahead: Ahead = None,
     plot: Plot = None,
-    case: Annotated[list[str] | None, typer.Option(help="A case, or all. Can be repeated.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Repetitions that count, after one that does not.")] = 1,
+    case: Annotated[list[str] | None, typer.Option(help="Case to measure, or all. Repeatable.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Timed repetitions, after one warm-up.")] = 1,
     turns: Turns = None,
-    prompts: Annotated[int | None, typer.Option(min=1, help="Prompts a step.")] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Answers per prompt.")] = None,
+    prompts: Annotated[int | None, typer.Option(min=1, help="Prompts per step.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Completions per prompt.")] = None,
     peer_batch: PeerBatch = None,
-    model: Annotated[str, typer.Option(help="The model, named as in a recipe.")] = str(ModelSection().name),
+    model: Annotated[str, typer.Option(help="Model, named as in model.name of a recipe.")] = str(ModelSection().name),
     shape: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Random weights of this shape, such as qwen2.5-3b, not a model.")
+        str | None,
+        typer.Option(metavar="NAME", help="Use random weights of this shape, e.g. qwen2.5-3b, instead of a model."),
     ] = None,
     threads: Threads = None,
     peer: Peer = "trl",
     write: WritePage = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, no other output.")] = False,
 ) -> None:
-    """Measure stretto against what you would otherwise use. Takes minutes; nothing else should run meanwhile."""
+    """Benchmark stretto against TRL, vLLM or generate on this machine. Takes minutes on an idle machine."""
     scaled = {"a recipe": recipe, "--cluster": cluster, "--size": size, "--ahead": ahead, "--plot": plot}
     if recipe is not None and name == "scaling":
         _scaling(recipe, changes or (), cluster, size or (), ahead or (), plot=plot, write=write, json=json)
@@ -102,14 +105,14 @@ def bench(
         render.document(document)
     else:
         _show(document)
-    if write is not None:  # after that: what took an hour to measure has been said, whatever becomes of the page
+    if write is not None:  # Printed first: an hour of measurements must not be lost with a page that cannot be written.
         command = shlex.join(["stretto", *sys.argv[1:]])
         text = section(document, date=datetime.date.today().isoformat(), command=command)
         put(write, f"stretto bench {name}", text)
 
 
 def _show(document: dict[str, Any]) -> None:
-    """A line for each row, and what stands beside it."""
+    """Print one line per row, then its details."""
     screen = render.screen()
     for row in document["rows"]:
         screen.print(_line(row))
@@ -128,14 +131,14 @@ def _scaling(
     write: Path | None,
     json: bool,
 ) -> None:
-    """Measures a recipe on one number of devices after the other."""
+    """Measure a recipe on each number of devices in turn."""
     from stretto.bench import scaling_page
     from stretto.bench.page import put
     from stretto.bench.scaling import ScalingRequest, scaling
     from stretto.bench.scaling_sizes import refuse_cells
 
     if cluster is None:
-        raise RecipeError.of("--cluster", "it does not say on how many devices", "such as --cluster 2xcpu")
+        raise RecipeError.of("--cluster", "the number of devices is missing", "add it, e.g. --cluster 2xcpu")
     wish = ScalingRequest(
         recipe=recipe_to_plan(recipe, changes),
         path=recipe,
@@ -167,7 +170,7 @@ def _scaling(
 
 
 def _line(row: dict[str, Any]) -> str:
-    """A row for people."""
+    """Format a row as text."""
     from stretto.bench.page import number, times
 
     figures = f"{number(row['stretto'])} against {number(row['peer'])} {row['unit']}"
@@ -176,7 +179,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _beside(row: dict[str, Any]) -> list[str]:
-    """What of the work and the speed stands in a row: a line for each, or none."""
+    """Return lines with the work and the speed of a row."""
     from stretto.bench.page import DIVERGENCES, number
 
     tokens = ((what, row.get(f"tokens_{what}", {}).get("stretto")) for what in ("generated", "trained"))

@@ -1,4 +1,4 @@
-"""`stretto chat RUN`: talk with a run's model in the terminal. What it says is shown as text, whatever it is."""
+"""`stretto chat RUN`: chat with a run's model in the terminal. Its replies are printed without control characters."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ HELP = "/new begins again, /quit or Ctrl-D ends, Ctrl-C stops an answer"
 
 
 def chat(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    step: Annotated[str, typer.Option(metavar="N", help="The checkpoint: its step, newest or best.")] = "newest",
-    temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is greedy; default: as in training.")] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Longest answer; default: as in training.")
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    step: Annotated[str, typer.Option(metavar="N", help="Checkpoint: a step number, newest or best.")] = "newest",
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy. Default: that of training.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Another seed gives other answers; default: the run's.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Max new tokens per reply. Default: that of training.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Sampling seed. Default: that of the run.")] = None,
 ) -> None:
-    """Talk with a run's newest model: its chat template, its end of turn, word by word. Nothing is recorded."""
+    """Chat with the model of a run's newest checkpoint. Nothing is saved."""
     session = api.chat(
         run, step=step, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed, note=render.note
     )
@@ -51,7 +53,7 @@ def chat(
 
 
 def writer(out: TextIO) -> Callable[[str], None]:
-    """Shows pieces of text at once, without what would move a terminal's cursor or change its colours."""
+    """Return a function that prints text chunks at once, without control characters."""
 
     def show(text: str) -> None:
         out.write(render.plain(text))
@@ -61,7 +63,7 @@ def writer(out: TextIO) -> Callable[[str], None]:
 
 
 def _lines(asks: bool) -> Iterator[str]:
-    """What is typed or piped in, without empty lines."""
+    """Yield typed or piped lines, without empty ones."""
     if asks:
         with suppress(ImportError):
             import readline  # noqa: F401  # its import is what lets lines be edited

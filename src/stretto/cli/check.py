@@ -1,4 +1,4 @@
-"""`stretto check RECIPE`: what a recipe means, or everything that is wrong with it. It reads, and starts nothing."""
+"""`stretto check RECIPE`: explain a recipe, or list everything that is wrong with it. Starts no run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from stretto.recipe.schema import Recipe
 
 
 def check(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Path of the recipe (YAML).")],
     changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as batch.samples=4.")
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Recipe keys to override, e.g. batch.samples=4."),
     ] = None,
-    deep: Annotated[bool, typer.Option("--deep", help="Also check tokenizer, lengths and adapter targets.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also check the tokenizer, prompt lengths and adapter targets.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, no other output.")] = False,
 ) -> None:
-    """Check a recipe and say in words what it does. Loads no weights; without --deep it takes about a second."""
+    """Validate a recipe and explain it. Loads no weights; takes a second without --deep."""
     opened = open_recipe(recipe, changes or (), deep=deep)
     if json:
         render.document(
@@ -44,7 +47,7 @@ def check(
 
 
 def _page(recipe: Recipe, unread: Sequence[str]) -> Text:
-    """The resolved recipe, what of it is not a default, and what it means; and what nobody could look at."""
+    """Format the resolved recipe, its non-default keys, its meaning, and the parts that could not be checked."""
     differing = [
         f"{name}: {render.shown(value)}  (default {render.shown(default)})"
         for name, value, default in changes_of(recipe)

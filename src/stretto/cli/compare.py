@@ -1,4 +1,4 @@
-"""`stretto compare RUN RUN ...`: what differs between runs, and whether it is more than chance."""
+"""`stretto compare RUN RUN ...`: differences between runs, and their statistical significance."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from stretto.report.read_run import RunRecord
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Folders of runs, two or more.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run folders, at least two.")],
 ) -> None:
-    """Say what differs between runs: keys, accuracy, reward, seconds, memory; and whether chance would have done it."""
+    """Compare runs: recipe keys, accuracy with exact tests, reward, step time, memory."""
     if len(runs) < 2:
         raise RecipeError.of("RUN", "is only one run", "name two runs or more")
     render.screen().print(str(compare_runs([RunRecord(run) for run in runs])))

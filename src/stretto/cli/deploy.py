@@ -13,24 +13,27 @@ from stretto.cli import render
 
 def deploy(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="slurm, modal, kuberay, skypilot or docker.")],
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Path of the recipe (YAML).")],
     cluster: Annotated[
-        str, typer.Option(metavar="TEXT", help="The machines, such as 8xH100 or 2x8xH100 (hosts first).")
+        str, typer.Option(metavar="TEXT", help="Machines to run on, e.g. 8xH100, or 2x8xH100 for two hosts.")
     ],
     changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as run.steps=80.")
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Recipe keys to override, e.g. run.steps=80.")
     ] = None,
     to: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where to write; default: deploy/<recipe>-<target>.")
+        Path | None, typer.Option(metavar="FOLDER", help="Output folder. Default: deploy/<recipe>-<target>.")
     ] = None,
     hours: Annotated[
-        int | None, typer.Option(metavar="N", help="slurm, modal: hours of one job; the next one goes on. Default 24.")
+        int | None,
+        typer.Option(
+            metavar="N", help="slurm, modal: time limit of one job in hours; the next job resumes. Default: 24."
+        ),
     ] = None,
     image: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The container's name; default: <recipe>:latest.")
+        str | None, typer.Option(metavar="NAME", help="Container image name. Default: <recipe>:latest.")
     ] = None,
 ) -> None:
-    """Write the files that start a recipe elsewhere, resume after a preemption included. Starts and sends nothing."""
+    """Write job files that start a recipe on a cluster and resume it. Nothing is sent."""
     written = api.deploy(target, recipe, cluster=cluster, changes=changes or (), to=to, hours=hours, image=image)
     plan = "none: supervised training is not planned yet, so that it fits is not checked"
     if written.step_seconds is not None:

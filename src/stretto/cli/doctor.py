@@ -1,4 +1,4 @@
-"""`stretto doctor [RECIPE]`: is this machine fit for it, one sentence per check, and what to do where it is not."""
+"""`stretto doctor [RECIPE]`: checks of this machine, each with a result and a fix."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from stretto.recipe.load import folder_of
 
 def doctor(
     recipe: Annotated[
-        Path | None, typer.Argument(metavar="RECIPE", help="The recipe that would be run; without one, the machine.")
+        Path | None,
+        typer.Argument(metavar="RECIPE", help="Path of the recipe to check for. Default: the machine alone."),
     ] = None,
     changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as model.adapter=null.")
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Recipe keys to override, e.g. model.adapter=null."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, no other output.")] = False,
 ) -> None:
-    """Check whether this machine is fit for a recipe. Loads nothing heavy; exit code 1 if something is wrong."""
+    """Check that this machine can run a recipe. Loads no model; exits with 1 after a failed check."""
     from stretto.checks.doctor import examined
 
     opened = None if recipe is None else open_recipe(recipe, changes or (), deep=False)

@@ -12,16 +12,16 @@ from stretto.cli import render
 
 
 def evaluate(
-    target: Annotated[Path, typer.Argument(metavar="RUN|RECIPE", help="A run's folder, or a recipe.")],
+    target: Annotated[Path, typer.Argument(metavar="RUN|RECIPE", help="Run folder or recipe (YAML).")],
     changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe.")
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Recipe keys to override.")
     ] = None,
     on: Annotated[
-        Path | None, typer.Option("--on", metavar="FILE", help="Ask every row of this JSONL file instead.")
+        Path | None, typer.Option("--on", metavar="FILE", help="Evaluate on every row of this JSONL file instead.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, no other output.")] = False,
 ) -> None:
-    """Ask the held-out prompts: a run's newest checkpoint, or the model of a recipe before training."""
+    """Evaluate a run's newest checkpoint, or a recipe's initial model, on held-out prompts."""
     result = api.evaluate(target, changes=changes or (), on=on, note=render.note)
     if json:
         render.document(result.document())
@@ -44,5 +44,5 @@ def evaluate(
     if result.length_mean is not None:
         lines.append(f"mean length  {result.length_mean:.1f} tokens")
     if result.failure is not None:
-        lines.append(f"the first answer without a verdict: {render.plain(result.failure)}")
+        lines.append(f"first completion without a score: {render.plain(result.failure)}")
     render.screen().print("\n".join(lines))

@@ -1,7 +1,7 @@
-"""`stretto`: the commands, and the one place where exceptions become exit codes and readable lines.
+"""Entry point of the `stretto` program: the commands, and the mapping from exceptions to exit codes and messages.
 
-A command is a function in a file of its own that raises `StrettoError`s and prints its result. Nothing heavy is
-imported before a command runs, so `--help` is instant. No traceback ever reaches the screen.
+Each command is a function in a file of this folder. It raises `StrettoError` and prints its result. Heavy imports
+happen after a command starts, so `--help` takes under a second. No traceback reaches the screen.
 """
 
 from __future__ import annotations
@@ -20,6 +20,15 @@ from stretto.cli import render
 from stretto.errors import StrettoError
 from stretto.report.stream import OutputLost, delivered, standard_streams
 from stretto.threads import leave
+
+PANELS = {
+    "Train": ("train", "sft", "reward-model", "resume", "value", "sweep"),
+    "Inspect": ("check", "doctor", "task", "eval", "report", "samples", "compare", "chat", "replay"),
+    "Plan": ("plan", "deploy"),
+    "Export": ("merge", "export", "push", "serve"),
+    "Develop": ("bench",),
+}
+"""Panel of `stretto --help` -> its commands, in order."""
 
 COMMANDS = {
     "train": "train.train",
@@ -45,7 +54,7 @@ COMMANDS = {
     "compare": "compare.compare",
     "sweep": "sweep.sweep",
 }
-"""Command -> its file in this folder, and the function there."""
+"""Command -> its file in this folder and its function there."""
 
 JSON_KEYS = {
     "check": ("objective", "batch", "recipe"),
@@ -71,7 +80,7 @@ JSON_KEYS = {
     "export": ("file", "type", "bytes", "step", "proof"),
     "eval": ("accuracy", "interval", "pass_at_k", "length_mean", "n"),
 }
-"""What a command's JSON document holds besides `ok` and `problems`; null where the command failed."""
+"""Command -> keys of its JSON document, next to `ok` and `problems`; `null` after a failure."""
 
 
 def _version(wanted: bool) -> None:
@@ -82,37 +91,39 @@ def _version(wanted: bool) -> None:
 
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Reinforcement learning for language models, strictly on policy: from a recipe to a better model."""
+    """RL post-training of language models from one recipe."""
 
 
 def app_of(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
-    """The program with these commands. Only their files are imported, because those of others take as long again."""
+    """Build the Typer app with these commands. Files of other commands are not imported, which keeps the start fast."""
     app = typer.Typer(
         name="stretto",
-        help="Reinforcement learning for language models, strictly on policy: from a recipe to a better model.",
+        help="RL post-training of language models from one recipe.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)
-    for name in names:
+    panels = {name: panel for panel, commands in PANELS.items() for name in commands}
+    for name in sorted(names, key=list(panels).index):
         file, function = COMMANDS[name].split(".")
-        found = getattr(import_module(f"stretto.cli.{file}"), function)
-        if isinstance(found, typer.Typer):
-            app.add_typer(found, name=name)
+        command = getattr(import_module(f"stretto.cli.{file}"), function)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, rich_help_panel=panels[name])
         else:
-            app.command(name=name)(found)
+            app.command(name=name, rich_help_panel=panels[name])(command)
     return app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command. Returns 0 done, 1 failed, 2 wrong recipe or arguments, 3 a deadline passed; 130, 143 or 129 where
-    Ctrl-C, SIGTERM (or the end of its time) or SIGHUP has ended a run in good order.
+    """Run a command and return its exit code.
 
-    Without `arguments` it is the program, which then ends, whatever still blocks in some thread.
+    Codes: 0 done, 1 failed, 2 wrong recipe or arguments, 3 a deadline passed. A run that saved its checkpoint after
+    Ctrl-C, SIGTERM (or the end of its job) or SIGHUP returns 130, 143 or 129. Without `arguments` the process exits,
+    even if a thread still blocks.
     """
     code = _run(list(sys.argv[1:] if arguments is None else arguments))
     if arguments is None:
@@ -121,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: Sequence[str]) -> int:
-    """A command's exit code; its failures are told."""
+    """Run a command with guarded standard streams and return its exit code."""
     as_json = "--json" in given
     show = render.Failures(as_json=as_json, keys=JSON_KEYS.get(given[0], ()) if given else ())
     warnings.showwarning = render.show_warning
@@ -140,7 +151,7 @@ def _run(given: Sequence[str]) -> int:
 
 
 def _done(given: Sequence[str], show: render.Failures) -> int:
-    """Runs a command, and says why if it fails; returns its exit code."""
+    """Run a command, print its failure, and return its exit code."""
     try:
         app_of([name for name in given[:1] if name in COMMANDS] or COMMANDS)(args=list(given), prog_name="stretto")
     except SystemExit as stop:

@@ -21,38 +21,47 @@ from stretto.report.timeline import Span, to_events
 
 def plan(
     recipe: Annotated[
-        str | None, typer.Argument(metavar="[RECIPE]", help="The recipe, a YAML file; left out with --model.")
+        str | None, typer.Argument(metavar="[RECIPE]", help="Path of the recipe (YAML); omit it with --model.")
     ] = None,
     changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as batch.samples=4.")
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Recipe keys to override, e.g. batch.samples=4."),
     ] = None,
     cluster: Annotated[
-        str | None, typer.Option(help="The devices, such as 8xH100 or 6x8xH100, or a file; default: the recipe's.")
+        str | None, typer.Option(help="Cluster, e.g. 8xH100 or 6x8xH100, or a file. Default: that of the recipe.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Plan this model without a recipe: a well-known name, a hub id or a folder.")
+        str | None, typer.Option(help="Plan this model without a recipe: a model name, Hub id or folder.")
     ] = None,
-    lora: Annotated[int | None, typer.Option(min=1, help="With --model: train an adapter of this rank.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="Only this strategy.")] = None,
+    lora: Annotated[int | None, typer.Option(min=1, help="With --model: train a LoRA adapter of this rank.")] = None,
+    strategy: Annotated[str | None, typer.Option(help="Plan this strategy alone.")] = None,
     cells: Annotated[
         Path | None,
-        typer.Option(help="Also price the placement of this file: a plan, or roles with their devices and mesh."),
+        typer.Option(
+            help="Also predict the placement in this file (JSON or YAML): a plan, or roles with devices and mesh."
+        ),
     ] = None,
     mesh: Annotated[
         list[str] | None,
-        typer.Option(help="Also price roles on devices, such as train=0-7:dp_shard=8; once for each role."),
+        typer.Option(help="Also predict this placement of a role, e.g. train=0-7:dp_shard=8. Repeat it for each role."),
     ] = None,
-    baselines: Annotated[bool, typer.Option("--baselines", help="Also price placements that others use.")] = False,
-    timeline: Annotated[Path | None, typer.Option(help="Write the best plan's timeline to this file.")] = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Run the best plans and correct the constants.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    baselines: Annotated[
+        bool, typer.Option("--baselines", help="Also predict placements of other frameworks.")
+    ] = False,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write the best plan's timeline to this file (Chrome trace).")
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Run the best plans on this machine and fit the cost model to them.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, no other output.")] = False,
 ) -> None:
-    """Say where the models should live on a cluster, what fits, and what a step will take. Loads no PyTorch."""
+    """Predict placement, memory and step time on a cluster. Needs no GPU."""
     from stretto.cli import planned
     from stretto.planner.search import named_by
 
     if cells is not None and mesh:
-        raise RecipeError.of("--mesh", "has no effect beside --cells", "leave out one of the two")
+        raise RecipeError.of("--mesh", "has no effect with --cells", "omit one of the two")
     source, asked = _asked(recipe, changes or [], model, lora)
     told = api.plan(
         source,
@@ -75,7 +84,7 @@ def plan(
 
 
 SAMPLE = {"batch": {"prompts": 64, "samples": 8}, "engine": {"max_new_tokens": 1024}}
-"""What a step is where there is no recipe; `key=value` changes it."""
+"""Recipe of a plan without a recipe file; `key=value` overrides it."""
 
 
 def _asked(
@@ -90,9 +99,7 @@ def _asked(
         return Path(recipe), changes
     first = [] if recipe is None else [recipe]
     if first and "=" not in first[0]:
-        raise RecipeError.of(
-            "--model", "has no effect beside a recipe", f"leave out one of them, or write model={model}"
-        )
+        raise RecipeError.of("--model", "has no effect with a recipe", f"omit one of them, or write model={model}")
     adapter = None if lora is None else {"rank": lora, "alpha": float(2 * lora)}
     return SAMPLE | {"model": {"name": model, "adapter": adapter}}, first + changes
 

@@ -1,7 +1,4 @@
-"""What `stretto plan` shows: the table of plans, the best one in detail, its lanes as letters on a line per device.
-
-It shows what the planner found and decides nothing.
-"""
+"""Output of `stretto plan`: the table of plans, and details and timeline of the best plan."""
 
 from __future__ import annotations
 
@@ -18,22 +15,22 @@ from stretto.planner.whole_run import RunForecast
 from stretto.report.timeline import Span
 from stretto.scheduler.records import UPDATE
 
-if TYPE_CHECKING:  # loaded where a page is made; timelines and documents have none
+if TYPE_CHECKING:  # Imported on first use: timelines and JSON documents do not need rich.
     from rich.text import Text
 
 DRAWN = 8
-"""Devices that are drawn at most."""
+"""Max number of devices in the drawn timeline."""
 COLUMNS = 72
-"""Characters of a drawn lane."""
+"""Characters per device in the drawn timeline."""
 LETTERS = {
     "generate": "g", "reward": "w", "reference": "r", "value": "v", "old": "o", "train": "T", "fit": "F",
     "publish": "p",
 }  # fmt: skip
-"""Stage -> the letter it is drawn with."""
+"""Stage -> its letter in the drawn timeline."""
 
 
 def spans(forecast: Forecast) -> list[Span]:
-    """The timeline of a forecast, as a run would record it."""
+    """Convert a forecast to timeline spans, in the format of a run."""
     found = [
         Span(
             stage=stretch.stage,
@@ -63,8 +60,11 @@ def page(
     *,
     run: RunForecast,
 ) -> Text:
-    """Everything, for people. `named` is the strategy of the recipe, which is marked; `measured` is what plans took;
-    `run` is the whole run with the best plan."""
+    """Format the search result as text.
+
+    `named` is the recipe's strategy, marked in the table; `measured` maps plans to measured seconds; `run` is the
+    forecast of the whole run with the best plan.
+    """
     from rich.text import Text
 
     work, best = setting.workload, found.listed[0]
@@ -103,7 +103,7 @@ def page(
 
 
 def _table(found: SearchResult, setting: PlanningProblem, named: str, measured: Mapping[str, float]) -> list[str]:
-    """Rows of equal columns."""
+    """Format the table of plans with aligned columns."""
     stages = ["generate", *setting.workload.stages]
     head = [
         "strategy",
@@ -142,7 +142,7 @@ def _table(found: SearchResult, setting: PlanningProblem, named: str, measured: 
 
 
 def _rejected(found: SearchResult) -> Iterator[tuple[list[str], str]]:
-    """(strategies, why) of those that are no choice; those with the same reason together."""
+    """Yield (strategies, reason) of rejected strategies, grouped by reason."""
     names: dict[str, list[str]] = {}
     for name, why in found.rejected:
         names.setdefault(why, []).append(name)
@@ -154,7 +154,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _memory(forecast: Forecast) -> list[str]:
-    """One line per kind of device: its peak, of what it consists, what there is."""
+    """Return one line per kind of device: peak memory, its parts, and the memory available."""
     lines = []
     for room in forecast.room.sides:
         phase, held = forecast.held(room)
@@ -169,7 +169,7 @@ def _memory(forecast: Forecast) -> list[str]:
 
 
 def _lanes(forecast: Forecast) -> Iterator[str]:
-    """What some devices do over time, a letter per stage; the rest of the step follows for all of them."""
+    """Draw the stages of some devices over time, one letter per stage, then the legend."""
     end = forecast.step
     on = {cell.name: cell.devices for cell in forecast.plan.cells}
     rows: dict[str, list[str]] = {}

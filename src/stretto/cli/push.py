@@ -1,4 +1,4 @@
-"""`stretto push RUN --to ORG/NAME`: a run's model on the Hugging Face hub, with a card that says what it is."""
+"""`stretto push RUN --to ORG/NAME`: upload a run's model and its model card to the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from stretto.cli.merge import PLAIN_BASE
 
 
 def push(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    to: Annotated[str, typer.Option(metavar="ORG/NAME", help="The repository; made if there is none.")],
-    step: Annotated[str, typer.Option(metavar="N", help="The checkpoint: its step, newest or best.")] = "newest",
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    to: Annotated[str, typer.Option(metavar="ORG/NAME", help="Hub repository; created if missing.")],
+    step: Annotated[str, typer.Option(metavar="N", help="Checkpoint: a step number, newest or best.")] = "newest",
     licence: Annotated[
-        str | None, typer.Option("--licence", "--license", metavar="ID", help="Its licence, such as apache-2.0.")
+        str | None, typer.Option("--licence", "--license", metavar="ID", help="License of the model, e.g. apache-2.0.")
     ] = None,
-    merged: Annotated[bool, typer.Option("--merged", help="A whole model where the run trained an adapter.")] = False,
+    merged: Annotated[bool, typer.Option("--merged", help="Push the merged model instead of the adapter.")] = False,
     plain_base: Annotated[bool, PLAIN_BASE] = False,
-    private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write the folder and send nothing.")] = False,
-    prompts: Annotated[int, typer.Option(metavar="N", help="Held-out prompts to compare with the run on.")] = 100,
+    private: Annotated[bool, typer.Option("--private", help="Create a private repository.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write the files without an upload.")] = False,
+    prompts: Annotated[
+        int, typer.Option(metavar="N", help="Number of held-out prompts for the comparison with the run.")
+    ] = 100,
 ) -> None:
-    """Publish a run's model: files that were compared with the run, and a model card. --dry-run shows them first."""
+    """Upload a run's model, verified, with a model card to the Hugging Face Hub."""
     pushed = api.push(
         run,
         to=to,

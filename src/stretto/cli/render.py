@@ -1,7 +1,6 @@
-"""How results and failures look: JSON documents on standard output, readable lines on standard error.
+"""Output of results and failures: JSON documents on standard output, readable lines on standard error.
 
-Text from recipes, data and models is shown as it is, never read as markup, and characters that would move a
-terminal's cursor are replaced.
+Text from recipes, data and models is printed verbatim, never parsed as markup. Control characters are replaced.
 """
 
 from __future__ import annotations
@@ -22,45 +21,45 @@ from stretto.errors import Problem, RecipeError, StrettoError
 from stretto.report.stream import OutputLost
 from stretto.storage.atomic import to_json
 
-if TYPE_CHECKING:  # loaded where something is shown; a document is printed without
+if TYPE_CHECKING:  # Imported on first use: printing a JSON document does not need rich.
     from rich.console import Console
     from rich.text import Text
 
 
 def screen(*, error: bool = False) -> Console:
-    """A console that shows text as it is."""
+    """Return a console without markup, highlighting or emoji."""
     from rich.console import Console
 
     return Console(stderr=error, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 def plain(text: str) -> str:
-    """Text without characters that would move a terminal's cursor."""
+    """Replace control characters, which could move a terminal's cursor."""
     return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def note(text: str) -> None:
-    """A line that asks for nothing, on standard error."""
+    """Print an informational line on standard error."""
     screen(error=True).print(f"note: {plain(text)}", style="yellow")
 
 
 def show_warning(message: Warning | str, *where: object, **more: object) -> None:
-    """What a library or stretto warns of, without the place in its source."""
+    """Print a Python warning without its source location."""
     note(str(message))
 
 
 def shown(value: object) -> str:
-    """A value of a recipe as YAML would have it on one line."""
+    """Format a recipe value on one line of YAML."""
     return json.dumps(value, ensure_ascii=False)
 
 
 _for_documents: list[TextIO] = []
-"""Where documents go, in commands that print nothing else."""
+"""Output streams for JSON documents; the last one is in use."""
 
 
 @contextmanager
 def documents_alone() -> Iterator[None]:
-    """Within it documents go to standard output, and to standard error what anybody else prints, a plug-in perhaps."""
+    """Send JSON documents to standard output and every other print, such as a plug-in's, to standard error."""
     _for_documents.append(sys.stdout)
     try:
         with redirect_stdout(sys.stderr):
@@ -70,12 +69,12 @@ def documents_alone() -> Iterator[None]:
 
 
 def document(content: Mapping[str, Any]) -> None:
-    """The one JSON document of a command that was asked for one; a number that is not finite is null."""
+    """Print the JSON document of a command; numbers that are not finite become `null`."""
     print(to_json(content, indent=2), file=_for_documents[-1] if _for_documents else sys.stdout)
 
 
 def problem_list(problems: Sequence[Problem]) -> Text:
-    """Every problem: where, why, and what to do."""
+    """Format problems: field, reason and fix of each."""
     from rich.text import Text
 
     count = len(problems)
@@ -90,7 +89,7 @@ DISK = frozenset(
     getattr(errno, name)
     for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS", "ESTALE", "EACCES", "EPERM", "EMFILE", "ENFILE")
 )
-"""What the system says of a disk that is full, broken, away or forbidden, and of too many open files."""
+"""Error numbers of a full, broken, absent or read-only disk, and of too many open files."""
 
 
 FIXES = {
@@ -103,15 +102,15 @@ FIXES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """Shows why a command ends early, and returns its exit code."""
+    """Reports the failure of a command and returns its exit code."""
 
     as_json: bool
-    """True to print a JSON document on standard output, for programs."""
+    """`True` to print a JSON document on standard output."""
     keys: tuple[str, ...]
-    """What else the command's document would hold; null here."""
+    """Further keys of the command's document; `null` after a failure."""
 
     def expected(self, error: StrettoError) -> int:
-        """Something that stretto raised on purpose."""
+        """Report a `StrettoError`."""
         problems = error.problems if isinstance(error, RecipeError) else ()
         if self.as_json:
             self._document(problems, str(error))
@@ -122,28 +121,28 @@ class Failures:
         return error.exit_code
 
     def usage(self) -> int:
-        """A command line that was not understood; the reason is on standard error already."""
-        reason, fix = "the command line was not understood; standard error says why", "run the command with --help"
+        """Report a malformed command line; Typer has printed the reason."""
+        reason, fix = "the command line is malformed; standard error has the reason", "run the command with --help"
         if self.as_json:
             self._document((Problem(field="arguments", reason=reason, fix=fix),), reason)
         return 2
 
     def lost(self, why: str) -> int:
-        """Standard output did not take what the command was run for."""
-        text = f"standard output: cannot be written ({why})\n    fix: make room there, or send it elsewhere"
+        """Report output that could not be written."""
+        text = f"standard output: cannot be written ({why})\n    fix: free space there, or redirect the output"
         screen(error=True).print(text, style="red")
         return 1
 
     def disk(self, error: OSError) -> int:
-        """The system refused to read or write, at a place that expected no such thing."""
+        """Report an operating system error at an unexpected place."""
         where = error.filename or "this machine"
-        text = f"{where}: {error.strerror}\n    fix: {FIXES.get(error.errno or 0, 'mend the disk')}, then try again"
+        text = f"{where}: {error.strerror}\n    fix: {FIXES.get(error.errno or 0, 'repair the disk')}, then try again"
         if error.errno in (errno.EACCES, errno.EPERM):  # which no traceback explains
             return self.expected(StrettoError(text))
         return self.expected(StrettoError(f"{text}\n{_keep(error)}"))
 
     def bug(self, error: Exception) -> int:
-        """A failure of ours; the traceback goes to a file, not to the screen."""
+        """Report a bug in stretto; the traceback goes to a file."""
         first = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         text = f"this is a bug in stretto, not in your recipe: {plain(first)}\n{_keep(error)}"
         if self.as_json:
@@ -154,12 +153,12 @@ class Failures:
 
     def _document(self, problems: Sequence[Problem], text: str) -> None:
         listed = [asdict(problem) for problem in problems]
-        with suppress(OutputLost):  # told at the end of the command; this failure's exit code stays
+        with suppress(OutputLost):  # Reported at the end of the command; the exit code of this failure stays.
             document({"ok": False, "problems": listed, "error": text} | dict.fromkeys(self.keys))
 
 
 def _keep(error: Exception) -> str:
-    """Writes the traceback to a file of its own and says where it is."""
+    """Write the traceback to a temporary file and return a line with its path."""
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="stretto-bug-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
@@ -168,4 +167,4 @@ def _keep(error: Exception) -> str:
             file.writelines(traceback.format_exception(error))
     except OSError as reason:
         return f"the details could not be written: {reason.strerror}"
-    return f"the details are in {file.name}; please send them along when you report it"
+    return f"the details are in {file.name}; please attach this file to a bug report"

@@ -1,4 +1,4 @@
-"""`stretto replay RUN --step N`: is what the run has recorded of a step what its training half makes of it?"""
+"""`stretto replay RUN --step N`: train a step again from its samples and compare it with the run."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ SHOWN = 20
 
 
 def replay(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    step: Annotated[int, typer.Option(min=1, help="The step to train again.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    step: Annotated[int, typer.Option(min=1, help="Step to train again.")],
     bundle: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Pack what a report of a bug needs into this zip file.")
+        Path | None, typer.Option(metavar="FILE", help="Write the files that a bug report needs to this zip file.")
     ] = None,
     no_text: Annotated[
-        bool, typer.Option("--no-text", help="Leave prompts, answers and tokens out of the bundle.")
+        bool, typer.Option("--no-text", help="Omit prompts, completions and tokens from the bundle.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, no other output.")] = False,
 ) -> None:
-    """Train a recorded step again on one process, and compare: gradient norm, weights, and every sample."""
+    """Train one step of a run again and compare gradient norm, weights and samples."""
     found = replayed(run, step, bundle=bundle, text=not no_text, note=render.note)
     if json:
         render.document(found.document())
@@ -43,7 +43,7 @@ def replay(
 
 
 def _page(found: Replay, bundle: Path | None) -> Text:
-    """What was compared, for people."""
+    """Format the comparison as text."""
     from stretto.runtime.replay import COMPARED
 
     page = Text()

@@ -1,4 +1,4 @@
-"""`stretto report RUN...`: runs on one page that opens from a file, and in words what a step waits for."""
+"""`stretto report RUN...`: one HTML page for some runs, and an explanation of their step time."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from stretto.cli import render
 from stretto.errors import RecipeError
 
 MARKS = {"alarm": "!", "notice": "-", "fine": "+"}
-"""Finding's level -> what its line begins with."""
+"""Level of a finding -> first character of its line."""
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     out: Annotated[
-        Path | None, typer.Option(help="Where to write the page; default: RUN/report.html, of several ./report.html.")
+        Path | None, typer.Option(help="Output file. Default: RUN/report.html, or ./report.html for several runs.")
     ] = None,
     step: Annotated[
-        list[int] | None, typer.Option(help="A step whose answers the page must hold; can be repeated.")
+        list[int] | None, typer.Option(help="Step whose completions the page includes. Repeatable.")
     ] = None,
     follow: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Write it again so often, while a run goes on.")
+        float | None, typer.Option(metavar="SECONDS", help="Rewrite the page every SECONDS while the run continues.")
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Also say what a step waits for, and what would help.")
+        bool, typer.Option("--explain", help="Also print where step time goes and which change would help most.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, no other output.")] = False,
 ) -> None:
-    """Write runs as one page: curves, answers token by token, timeline, predicted beside measured. Loads no PyTorch."""
+    """Write runs to one HTML page: curves, completions, timeline, predicted and measured times."""
     from stretto.report.html import ReportPage, page_path
     from stretto.report.read_run import RunRecord
     from stretto.runtime.live_page import write_report
@@ -59,12 +59,12 @@ def _refuse_unknown_steps(runs: Sequence[Any], steps: Sequence[int]) -> None:
     for step in steps:
         if not any(step in run.sampled for run in runs):
             there = sorted({each for run in runs for each in run.sampled})
-            fix = f"ask for a step from {there[0]} to {there[-1]}" if there else "train it first"
+            fix = f"use a step from {there[0]} to {there[-1]}" if there else "train it first"
             raise RecipeError.of("--step", f"no run here holds samples of step {step}", fix)
 
 
 def lines(run: Path, told: Mapping[str, Any]) -> list[str]:
-    """What is known of a run's speed, as lines."""
+    """Format findings, waits and advice about a run as lines."""
     found = [f"{run}"]
     for each in told["findings"]:
         found.append(f"  {MARKS[each['level']]} {render.plain(each['text'])}")

@@ -16,25 +16,27 @@ from stretto.report.samples_text import Order, page
 
 
 def samples(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    step: Annotated[int | None, typer.Option(help="Which step; default: the last.")] = None,
-    best: Annotated[bool, typer.Option("--best", help="Those with the largest reward first.")] = False,
-    worst: Annotated[bool, typer.Option("--worst", help="Those with the smallest reward first.")] = False,
-    dropped: Annotated[bool, typer.Option("--dropped", help="Only those that were not trained on.")] = False,
-    held_out: Annotated[
-        bool, typer.Option("--held-out", help="Greedy answers to held-out prompts, of the evaluation after a step.")
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    step: Annotated[int | None, typer.Option(help="Step to show. Default: the last.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="Sort by reward, highest first.")] = False,
+    worst: Annotated[bool, typer.Option("--worst", help="Sort by reward, lowest first.")] = False,
+    dropped: Annotated[
+        bool, typer.Option("--dropped", help="Show completions that were excluded from training.")
     ] = False,
-    most: Annotated[int, typer.Option("--most", min=1, help="How many to show.")] = 8,
-    full: Annotated[bool, typer.Option("--full", help="Whole conversations, with special tokens.")] = False,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Show greedy completions of held-out prompts at an evaluated step.")
+    ] = False,
+    most: Annotated[int, typer.Option("--most", min=1, help="Max number of completions to show.")] = 8,
+    full: Annotated[bool, typer.Option("--full", help="Show whole conversations with special tokens.")] = False,
 ) -> None:
-    """Show answers of a step: prompt, answer, reference, the parts of the reward, and why one was not trained on."""
+    """Show completions of a step with prompt, reference answer, reward parts and exclusions."""
     orders: dict[Order, bool] = {"best": best, "worst": worst, "dropped": dropped}
     asked = [order for order, given in orders.items() if given]
     if len(asked) > 1:
-        raise RecipeError.of(f"--{asked[1]}", f"has no effect beside --{asked[0]}", "leave out one of the two")
+        raise RecipeError.of(f"--{asked[1]}", f"has no effect with --{asked[0]}", "omit one of the two")
     if held_out and dropped:
         raise RecipeError.of(
-            "--dropped", "has no effect beside --held-out: no held-out answer is trained on", "omit it"
+            "--dropped", "has no effect with --held-out: held-out completions are never trained on", "omit it"
         )
     record = RunRecord(run)
     there = list(record.evaluated if held_out else record.sampled)
@@ -54,7 +56,7 @@ def samples(
 
 
 def no_answers(run: RunRecord, step: int, there: Sequence[int], *, held_out: bool) -> tuple[str, str]:
-    """Why there are no answers of a step, and what to do."""
+    """Return the reason and the fix for a step without samples."""
     what = "held-out answers" if held_out else "samples"
     if not there:
         return f"{run.folder} holds no {what}", "train it with evaluate.every above 0" if held_out else "train it first"
@@ -63,6 +65,6 @@ def no_answers(run: RunRecord, step: int, there: Sequence[int], *, held_out: boo
         listed = (
             f"one of the steps {', '.join(map(str, near))}" if held_out else f"a step from {there[0]} to {there[-1]}"
         )
-        return f"{run.folder} holds no {what} of step {step}", f"ask for {listed}"
+        return f"{run.folder} holds no {what} of step {step}", f"use {listed}"
     reason = f"samples/step-{step:06d}.jsonl is missing, though steps {there[0]} to {there[-1]} were sampled"
-    return reason, f"restore the file, or ask for another step, such as {min(there, key=lambda each: abs(each - step))}"
+    return reason, f"restore the file, or use another step, e.g. {min(there, key=lambda each: abs(each - step))}"

@@ -1,4 +1,4 @@
-"""`stretto serve RUN|RECIPE`: a model over HTTP, until Ctrl-C."""
+"""`stretto serve RUN|RECIPE`: serve a model over HTTP until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ KEY = "STRETTO_API_KEY"
 
 
 def serve(
-    target: Annotated[Path, typer.Argument(metavar="RUN|RECIPE", help="A run's folder, or a recipe.")],
+    target: Annotated[Path, typer.Argument(metavar="RUN|RECIPE", help="Run folder or recipe (YAML).")],
     changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe.")
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Recipe keys to override.")
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 for one that is free.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 picks a free port.")] = 8000,
 ) -> None:
-    """Answer programs that know OpenAI's API or vLLM's: a run's newest checkpoint, or a recipe's model as it is.
+    """Serve a run's newest checkpoint, or a recipe's initial model, over the OpenAI API.
 
-    The API key is $STRETTO_API_KEY, or a new one.
+    The API key is $STRETTO_API_KEY, or a random one.
     """
 
     def ready(address: Address) -> None:

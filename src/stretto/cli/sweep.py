@@ -1,4 +1,4 @@
-"""`stretto sweep RECIPE key=a,b ...`: every combination of some values, one run each, and a table."""
+"""`stretto sweep RECIPE key=a,b ...`: one run for every combination of values, and a table."""
 
 from __future__ import annotations
 
@@ -17,21 +17,25 @@ OPEN, CLOSE = "[{(", "]})"
 
 
 def sweep(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Path of the recipe (YAML).")],
     changes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE,VALUE]...", help="Values to try, such as seed=0,1,2; or one for all runs."),
+        typer.Argument(
+            metavar="[KEY=VALUE,VALUE]...", help="Values per key, e.g. seed=0,1,2; a single value applies to all runs."
+        ),
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="Where the runs are; default: a folder below runs/ that goes with the values.")
+        Path | None, typer.Option(help="Folder of the runs. Default: a folder below runs/ named by the values.")
     ] = None,
-    at_once: Annotated[int, typer.Option("--at-once", min=1, help="Runs beside each other, each a process.")] = 1,
+    at_once: Annotated[
+        int, typer.Option("--at-once", min=1, help="Number of runs in parallel, each in a process.")
+    ] = 1,
 ) -> None:
-    """Train every combination of values. The same command goes on with a sweep that was stopped."""
+    """Train every combination of values. Repeat the command to continue a stopped sweep."""
     grid, fixed = grid_of(changes or ())
     if not grid:
         raise RecipeError.of(
-            "arguments", "name no values to try", "write them with commas, such as optimizer.lr=1e-5,1e-4"
+            "arguments", "no key has several values", "separate values by commas, e.g. optimizer.lr=1e-5,1e-4"
         )
     from stretto.api.sweep import sweep as run_sweep
 
@@ -45,7 +49,7 @@ def sweep(
 
 
 def grid_of(changes: list[str] | tuple[str, ...]) -> tuple[dict[str, list[Any]], list[str]]:
-    """The keys with several values, and the changes with one, which are for all runs."""
+    """Split overrides into keys with several values and overrides for all runs."""
     grid: dict[str, list[Any]] = {}
     fixed: list[str] = []
     for change in changes:

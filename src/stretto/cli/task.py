@@ -1,4 +1,4 @@
-"""`stretto task check RECIPE`: the prompts as the model reads them, and whether the rewards know a right answer."""
+"""`stretto task check RECIPE`: print prompts as the model reads them, and test the rewards."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from stretto.recipe.load import folder_of
 if TYPE_CHECKING:
     from stretto.api.task_check import TaskReport
 
-task = typer.Typer(help="Look at the task of a recipe.", no_args_is_help=True)
+task = typer.Typer(help="Inspect the task of a recipe.", no_args_is_help=True)
 
 
 @task.callback()
 def group() -> None:
-    """Look at the task of a recipe."""
+    """Inspect the task of a recipe."""
 
 
 @task.command("check")
 def check(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Path of the recipe (YAML).")],
     changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as task.system=Hello.")
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Recipe keys to override, e.g. task.system=Hello."),
     ] = None,
     answer: Annotated[
-        str, typer.Option("--answer", help="How a right answer is worded, around {reference}.")
+        str, typer.Option("--answer", help="Wording of a correct answer around {reference}.")
     ] = "{reference}",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, no other output.")] = False,
 ) -> None:
-    """Show prompts as the model reads them, and try the rewards on right and wrong answers. Loads no weights."""
+    """Show prompts as the model reads them and test the rewards. Loads no weights."""
     opened = open_recipe(recipe, changes or (), deep=False, training=False)
     from stretto.api.task_check import check_task  # torch and transformers, which --help does not need
 
@@ -48,7 +49,7 @@ def check(
 
 
 def _page(report: TaskReport) -> Text:
-    """The report for people."""
+    """Format the report as text."""
     page, prompts = Text(), report.prompts
     for shown in prompts.shown:
         page.append(f"prompt {render.plain(shown.id)}, {shown.tokens} tokens\n", style="bold")

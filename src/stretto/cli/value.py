@@ -1,4 +1,4 @@
-"""`stretto value RECIPE`: what the reference's answers to the training prompts are worth, once, for A*PO."""
+"""`stretto value RECIPE`: estimate V* of every training prompt once, for A*PO."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from stretto.recipe.load import folder_of
 
 
 def value(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Path of the recipe (YAML).")],
     changes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as algorithm.name=astar_po."),
+        typer.Argument(metavar="[KEY=VALUE]...", help="Recipe keys to override, e.g. algorithm.name=astar_po."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, no other output.")] = False,
 ) -> None:
-    """Make the table of V* that A*PO reads: sample the reference on every training prompt. It can be interrupted."""
+    """Estimate V* of every training prompt for A*PO with the reference model. Resumable."""
     opened = open_recipe(recipe, changes or (), deep=True, training=False)
     if "vstar" not in facts_of(opened.algorithm.name).needs:
-        reason = f"{opened.algorithm.name} reads no table of V*, so there is nothing to make"
+        reason = f"{opened.algorithm.name} reads no V* table"
         raise RecipeError.of("algorithm.name", reason, "use astar_po")
     from stretto.report.console import SilentProgress
     from stretto.runtime.value import value as make
@@ -42,5 +42,5 @@ def value(
         f"reward   {made.reward_mean:.3f} on average, V* {made.value_mean:.3f}",
         f"alike    {made.alike} prompts whose answers all got the same reward",
     ]
-    lines += [f"left out {made.unjudged} prompts without a verdict"] if made.unjudged else []
+    lines += [f"dropped  {made.unjudged} prompts without a score"] if made.unjudged else []
     render.screen().print("\n".join(lines))
