@@ -87,7 +87,7 @@ def test_a_report_loads_no_torch(run):
         (lambda path: path.write_text(""), [], "samples/step-000002.jsonl is truncated: 0 of 8 answers are left"),
         (lambda path: path.unlink(), [], "samples/step-000002.jsonl is missing, though steps 1 to 3 were sampled"),
         (lambda path: None, ["--held-out"], "holds no held-out answers"),
-        (lambda path: None, ["--held-out", "--dropped"], "no held-out answer is trained on"),
+        (lambda path: None, ["--held-out", "--dropped"], "held-out completions are never trained on"),
         (lambda path: path.rename(path.with_name("eval-000003.jsonl")), ["--held-out"], "one of the steps 3"),
         (lambda path: path.rename(path.with_name("eval-000002.jsonl")), ["--held-out"], "step 2: 8 held-out"),
     ],

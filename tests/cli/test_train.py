@@ -14,7 +14,7 @@ from stretto.cli.main import main
 from stretto.runtime.interrupt import HEARD, TOLD
 from tiers import slow_but
 
-EVAL_KEYS = ["accuracy", "interval", "pass_at_k", "length_mean", "n"]
+EVAL_KEYS = ["accuracy", "interval", "pass_at_k", "reward", "parts", "length_mean", "n"]
 
 
 @pytest.fixture

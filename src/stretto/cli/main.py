@@ -78,7 +78,7 @@ JSON_KEYS = {
     "replay": ("run", "begun", "weights", "steps"),
     "merge": ("folder", "step", "dtype", "lost", "proof"),
     "export": ("file", "type", "bytes", "step", "proof"),
-    "eval": ("accuracy", "interval", "pass_at_k", "length_mean", "n"),
+    "eval": ("accuracy", "interval", "pass_at_k", "reward", "parts", "length_mean", "n"),
 }
 """Command -> keys of its JSON document, next to `ok` and `problems`; `null` after a failure."""
 

@@ -7,6 +7,7 @@ text again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, SupportsIndex, runtime_checkable
@@ -165,6 +166,14 @@ def stop_texts(given: object) -> tuple[str, ...]:
             reason = f"{text!r:.80} cannot end a reply: it must be a text that is not empty"
             raise ValueError(f'stop: {reason}\n    fix: give texts, such as stop=["</answer>"]')
     return found
+
+
+def is_number(value: object) -> bool:
+    """Return true for a finite number, also of numpy or torch."""
+    try:
+        return math.isfinite(float(value))  # type: ignore[arg-type]  # any object is allowed
+    except (TypeError, ValueError):
+        return False
 
 
 def _kind(value: object) -> str:

@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stretto.environments.base import Model, Tool
+from stretto.environments.base import Model, Tool, is_number
 from stretto.environments.episode import converse
 from stretto.environments.toolset import Toolset, called, fitting, schema_of
-from stretto.environments.trajectory import is_number
 from stretto.errors import Problem, RecipeError, RolloutError
 from stretto.plugin_kinds import tool_methods
 from stretto.types import Message, Outcome, Prompt

@@ -7,7 +7,6 @@ trajectories may run at once as coroutines of one process.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, Protocol
 
 from stretto.engines.base import Completion, Request
 from stretto.environments.addresses import Addresses
-from stretto.environments.base import Environment, Model
+from stretto.environments.base import Environment, Model, is_number
 from stretto.environments.chat import ModelHandle, Sampling
 from stretto.environments.failures import note_lost_failure, raised
 from stretto.environments.render import Renderer
@@ -143,14 +142,6 @@ def observed(outcome: object) -> Outcome:
     if not all(map(is_number, outcome.turn_rewards or ())):
         raise RolloutError("its outcome's turn_rewards are not all numbers")
     return outcome
-
-
-def is_number(value: object) -> bool:
-    """Return true for what is a finite number, numpy's and torch's included."""
-    try:
-        return math.isfinite(float(value))  # type: ignore[arg-type]  # whatever it is
-    except (TypeError, ValueError):
-        return False
 
 
 class Whereabouts:
