@@ -121,6 +121,9 @@ class SandboxLimitError(SandboxDiedError):
 class RewardError(StrettoError):
     """More rewards failed than `guards.reward_error_share` allows."""
 
+    batch: object = None
+    """The step's `StepBatch`, where a step failed: its trajectories are still to be written down."""
+
 
 class VerdictError(RewardError):
     """One trajectory could not be judged. The message is what the trajectory is marked with."""

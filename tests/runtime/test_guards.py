@@ -45,7 +45,7 @@ def test_rewards_may_fail_up_to_the_share_of_a_step(share, judged, failures, sto
     with pytest.raises(RewardError) as caught:
         guards.reward_errors(section, scored(judged, *failures), launched=8)
     assert f"{len(failures)} of 8" in str(caught.value)
-    assert str(caught.value).endswith(f"(prompt p7, attempt {judged}):\na")
+    assert f"(prompt p7, attempt {judged}):\na\n    fix: correct what failed and resume" in str(caught.value)
 
 
 @pytest.mark.parametrize(("k3", "stops"), [(0.0, False), (0.05, False), (0.0501, True), (math.nan, True)])

@@ -160,6 +160,35 @@ def test_what_hangs_in_an_environment_or_a_reward_is_dropped_and_counted(cluster
     assert step["seconds/step"] < 1 + slow + in_time(), "environments hang at once, rewards one after another"
 
 
+SPINS = """
+from pathlib import Path
+from stretto import Outcome
+
+async def play(prompt, model):
+    reply = await model.chat(prompt.messages)
+    while Path(__file__).with_name("spin").exists():
+        pass
+    return Outcome(answer=reply.text)
+"""
+
+
+@pytest.mark.parametrize("pressed", [False, True])
+def test_an_environment_that_never_awaits_ends_the_run_and_is_named(pressed, tmp_path):
+    (tmp_path / "spins.py").write_text(SPINS)
+    environment = {"kind": "spins:play", "deadline": 3600 if pressed else 1}
+    run = Command(tmp_path, PLAIN, environment=environment, run__steps=100_000)
+    run.until(lambda: steps_taken(tmp_path))
+    (tmp_path / "spin").touch()
+    if pressed:
+        time.sleep(2)
+        run.process.send_signal(signal.SIGINT)
+    code, said, left = run.ended()
+    assert code == (130 if pressed else 3), said
+    assert left == {} and "Traceback" not in said
+    assert pressed or f"{tmp_path / 'spins.py'}, line 7, in play has blocked step" in " ".join(said.split())
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*")), "a step that was taken is kept"
+
+
 VALUE = {
     "algorithm": {"name": "astar_po", "vstar": {"samples": 1000}},
     "batch": {"prompts": 6, "samples": 1},

@@ -304,3 +304,19 @@ def test_prompts_are_drawn_in_epochs_and_never_from_the_held_out_ones(tmp_path):
     assert len({prompt for prompt, _ in drawn}) == 10
     digest = {hashlib.sha256(repr(part).encode()).digest() for part in (drawn[:10], drawn[10:])}
     assert len(digest) == 2
+
+
+def test_the_answers_of_a_step_that_failed_are_kept_and_the_way_on_is_named(tmp_path):
+    file = tmp_path / "fragile.py"
+    file.write_text('async def play(prompt, model):\n    await model.chat("01=")\n    raise KeyError("no such room")\n')
+    told = []
+
+    with pytest.raises(RewardError) as caught:
+        start(tmp_path, at=lambda name, *values: told.append(str(values)), environment={"kind": "fragile:play"},
+              evaluate__every=0)  # fmt: skip
+    text = str(caught.value)
+    assert f"environment: KeyError: 'no such room'\n  File \"{file}\", line 3, in play" in text
+    assert "guards.reward_error_share" in text and "--allow environment.kind" in text
+    (kept,) = tmp_path.rglob("samples/step-000001.jsonl")
+    assert len(lines(kept)) == 12 and all("in play" in row["failure"] and row["conversations"] for row in lines(kept))
+    assert any("--step 1" in each for each in told)

@@ -1,5 +1,6 @@
 """A stage that overruns is interrupted with a message that helps, and a process that cannot be interrupted ends."""
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -11,7 +12,10 @@ import pytest
 
 from stretto.errors import DeadlineError
 from stretto.recipe.schema import Deadlines, Recipe, VllmEngineSection
-from stretto.runtime.watch import PATIENCE, SIGNAL, StageLimit, StageWatch, limits
+from stretto.runtime.host_watch import HostWatch
+from stretto.runtime.interrupt import unbroken
+from stretto.runtime.user_functions import Callbacks
+from stretto.runtime.watch import PATIENCE, SIGNAL, LoopWatch, StageLimit, StageWatch, limits
 
 STUBBORN = """
 import sys, time
@@ -153,6 +157,91 @@ def test_a_process_that_cannot_be_interrupted_ends_with_the_same_message_and_3(t
     assert "\x1b" not in done.stderr, "it is not a terminal"
     assert (tmp_path / "said").exists()
     assert "File" in (tmp_path / "stacks-train-000007.txt").read_text()
+
+
+def spin():
+    while True:
+        pass
+
+
+async def spins():
+    spin()
+
+
+async def spins_once():
+    try:
+        spin()
+    except DeadlineError:
+        await asyncio.sleep(0)
+    spin()
+
+
+def in_loop(folder, *coroutines, notes=None, **loop):
+    """Runs coroutines as tasks of a watched loop."""
+
+    async def run():
+        with HostWatch() as host:
+            notes_of = [] if notes is None else notes
+            beat = LoopWatch(turned=lambda: host.turned, note=notes_of.append, **{"quiet": 0.2, "grace": 0.1} | loop)
+            limits = {"step": StageLimit(seconds=60.0, key="k")}
+            with StageWatch(limits=limits, folder=folder, loop=beat).stage("step", 3, ""):
+                await asyncio.gather(*coroutines)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("environments", [(spins,), (spins,) * 20, (spins_once,)])
+def test_environments_that_block_the_loop_are_named_and_interrupted(tmp_path, environments):
+    notes = []
+    with pytest.raises(DeadlineError) as caught:
+        in_loop(tmp_path, *(each() for each in environments), notes=notes, deadline=0.3)
+    assert len(notes) == 1 and notes[0].startswith(f"{__file__}, line ") and "in spin has blocked the run" in notes[0]
+    assert str(caught.value).startswith(f"step: {__file__}, line ") and "in spin has blocked step 3" in str(
+        caught.value
+    )
+    assert "past environment.deadline (0.3 s)" in str(caught.value) and "environment.hosts=2" in str(caught.value)
+    assert "in spin" in (tmp_path / "stacks-step-000003.txt").read_text()
+
+
+def test_an_environment_that_blocks_the_loop_ends_when_the_run_is_asked_to(tmp_path):
+    with pytest.raises(DeadlineError, match="in spin has blocked step 3"):
+        in_loop(tmp_path, spins(), deadline=3600.0, asked=lambda: True)
+
+
+def test_code_that_is_no_environment_is_named_and_not_interrupted(tmp_path):
+    notes = []
+
+    async def run():
+        await unbroken(slow())
+
+    async def slow():
+        return None
+
+    def callback():
+        time.sleep(0.6)
+
+    async def called():
+        Callbacks([lambda event: callback()], strict=False, note=notes.append)(None)
+
+    in_loop(tmp_path, called(), run(), notes=notes, deadline=0.0)
+    assert len(notes) == 1 and "in callback has blocked the run" in notes[0]
+
+
+def test_an_environment_that_blocks_for_less_than_its_deadline_goes_on(tmp_path):
+    async def slow():
+        time.sleep(0.6)
+
+    notes = []
+    in_loop(tmp_path, slow(), notes=notes, deadline=60.0)
+    assert len(notes) == 1 and "in slow has blocked the run" in notes[0]
+
+
+def test_rounds_that_an_algorithm_never_makes_do_not_lengthen_a_step():
+    def seconds(**more):
+        return limits(Recipe.model_validate({"algorithm": {"name": more.pop("name")}, "batch": more}))["step"].seconds
+
+    assert seconds(name="grpo", max_rounds=9) == seconds(name="grpo", max_rounds=1)
+    assert seconds(name="dapo", max_rounds=9) > 3 * seconds(name="dapo", max_rounds=1)
 
 
 def test_the_limits_of_this_process_are_longer_than_the_deadlines_inside_them():

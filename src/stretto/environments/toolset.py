@@ -18,7 +18,7 @@ from pydantic import ValidationError, validate_call
 
 from stretto.environments.base import Tool, ToolCall
 from stretto.environments.failures import warn_once
-from stretto.errors import RolloutError
+from stretto.errors import MODEL_FAILURES, RolloutError
 from stretto.sandbox.worker import said
 from stretto.threads import Daemons
 
@@ -54,7 +54,7 @@ class Toolset:
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
             return as_text(f"error: {wrong}"), False
-        except ToolFailure:
+        except (ToolFailure, *MODEL_FAILURES):  # a deadline that ends the run is nobody's answer
             raise
         except Exception as error:  # a tool may raise anything, and the model is told
             warn_once(f"the tool {call.name} failed, and the model was told so", error)

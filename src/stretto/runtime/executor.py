@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from stretto.engines.queue import RoutedClient
 from stretto.environments.trajectory import EnvironmentBudget, RolloutStart, run_trajectory
+from stretto.errors import RewardError
 from stretto.rewards.base import Scores, sampled_tokens
 from stretto.rewards.model_scores import reward_model_scores
 from stretto.rewards.score import Scored, Verdicts, judge
@@ -288,7 +289,13 @@ class StepExecutor:
     def _judge_step(self) -> None:
         """Stops before anything is updated if too much could not be judged."""
         launched = sum(map(len, self.asked[self.first :]))
-        guards.reward_errors(self.parts.recipe.guards, self.all_scored(), launched=launched)
+        scored = self.all_scored()
+        try:
+            guards.reward_errors(self.parts.recipe.guards, scored, launched=launched)
+        except RewardError as error:
+            asked = len(self.asked) - self.first
+            error.batch = StepBatch(scored=scored, accepted=(), samples=(), launched=asked, rounds=self.rounds)
+            raise
 
     async def apply(self, groups: Sequence[int], *, last: bool) -> None:
         """An update. A step that only fills the pipe has none."""

@@ -14,6 +14,13 @@ FEW = 0.02
 """A share of tokens below which it is single ones that differ, and not the distribution."""
 
 
+WAY_ON = (
+    "\n    fix: correct what failed and resume the run, with --allow environment.kind or --allow rewards where a file "
+    "of yours changed; or raise guards.reward_error_share to go on without such answers"
+)
+"""What to do about answers without a verdict."""
+
+
 def reward_errors(section: Guards, scored: Scored, *, launched: int) -> None:
     """Stops when too large a share of a step has no verdict, and shows the first reason."""
     failures = [trajectory for trajectory in scored.failed if trajectory.failure != TOO_SMALL]
@@ -21,7 +28,7 @@ def reward_errors(section: Guards, scored: Scored, *, launched: int) -> None:
         raise RewardError(
             f"{len(failures)} of {launched} trajectories of this step have no verdict, more than "
             f"guards.reward_error_share ({section.reward_error_share:g}) allows. The first one "
-            f"(prompt {failures[0].prompt.id}, attempt {failures[0].attempt}):\n{failures[0].failure}"
+            f"(prompt {failures[0].prompt.id}, attempt {failures[0].attempt}):\n{failures[0].failure}{WAY_ON}"
         )
 
 
@@ -32,10 +39,12 @@ def evaluation_errors(section: Guards, scored: Scored, *, launched: int) -> None
         return
     first = f"The first one (prompt {failures[0].prompt.id}):\n{failures[0].failure}"
     if not scored.groups:
-        raise RewardError(f"evaluation: none of {launched} answers has a verdict, so there is no accuracy. {first}")
+        told = f"evaluation: none of {launched} answers has a verdict, so there is no accuracy. {first}"
+        raise RewardError(f"{told}{WAY_ON}")
     raise RewardError(
         f"evaluation: {len(failures)} of {launched} answers have no verdict, more than guards.reward_error_share "
-        f"({section.reward_error_share:g}) allows; an accuracy over the others would be that of other prompts. {first}"
+        f"({section.reward_error_share:g}) allows; an accuracy over the others would be that of other prompts. "
+        f"{first}{WAY_ON}"
     )
 
 

@@ -14,17 +14,20 @@ BEAT = 0.25
 
 
 class HostWatch:
-    """Looks at the clock all the time; what comes between two looks was held up by something that blocks."""
+    """Looks at the clock all the time; what comes between two looks was held up by something that blocks.
+
+    `turned` is when it looked last, for a thread that watches (`watch.LoopWatch`).
+    """
 
     def __init__(self) -> None:
-        self.worst = 0.0
+        self.worst, self.turned = 0.0, time.monotonic()
         self.beating: asyncio.Task[None] | None = None
 
     async def _beat(self) -> None:
         last = time.monotonic()
         while True:
             await asyncio.sleep(BEAT)
-            now = time.monotonic()
+            now = self.turned = time.monotonic()
             self.worst, last = max(self.worst, now - last - BEAT), now
 
     def metrics(self) -> dict[str, float]:
@@ -33,6 +36,7 @@ class HostWatch:
         return {"seconds/loop_lag": worst, **resident()}
 
     def __enter__(self) -> Self:
+        self.turned = time.monotonic()
         self.beating = asyncio.ensure_future(self._beat())
         return self
 

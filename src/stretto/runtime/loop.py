@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stretto.algorithms.catalog import facts_of
-from stretto.errors import StrettoError
+from stretto.errors import RewardError, StrettoError
 from stretto.recipe.schema import Recipe
 from stretto.report.console import Progress
 from stretto.report.diagnosis import Diagnosis
@@ -32,7 +32,7 @@ from stretto.runtime.spans import Clock
 from stretto.runtime.time_limit import TimeLimit
 from stretto.runtime.training_data import learning_metrics
 from stretto.runtime.user_functions import Callbacks, StepEvent
-from stretto.runtime.watch import StageWatch, limits
+from stretto.runtime.watch import QUIET, LoopWatch, StageWatch, limits
 from stretto.storage.lock import still_held
 from stretto.storage.run_folder import Journal
 
@@ -59,6 +59,8 @@ class RunOutput:
     """report.html."""
     diagnosis: Diagnosis
     """Says what is wrong with the run."""
+    quiet: float = QUIET
+    """Seconds without a turn of the event loop after which the line that blocks it is named."""
 
 
 async def train(
@@ -71,8 +73,15 @@ async def train(
     """
     recipe = parts.recipe
     pool = parts.pool
+    beat = LoopWatch(
+        turned=lambda: output.host.turned,
+        note=output.progress.note,
+        deadline=recipe.environment.deadline,
+        asked=lambda: bool(output.time_limit.request.why),
+        quiet=output.quiet,
+    )
     watch = StageWatch(
-        limits=limits(recipe), folder=output.journal.folder, moved=lambda: pool.moved, last_words=pool.kill
+        limits=limits(recipe), folder=output.journal.folder, moved=lambda: pool.moved, last_words=pool.kill, loop=beat
     )
     clock = Clock(watch, parts.devices)
     evaluations: list[tuple[int, Evaluation]] = []
@@ -91,6 +100,10 @@ async def train(
             taken = await run_step(parts, clock, step=step)
         except (asyncio.CancelledError, StrettoError) as error:
             parts.prompts.restore(cursor)
+            if isinstance(error, RewardError) and isinstance(error.batch, StepBatch):
+                output.journal.samples(step, answers_of(parts, error.batch, step=step))
+                shown = f"stretto samples {output.journal.folder} --step {step}"
+                output.progress.note(f"all answers of step {step}: {shown}")
             await save_before(error, output, clock, step=step - 1, metrics=metrics)
             raise
         guards.finite(recipe.guards, taken.updates[-1], step=step, suspects=taken.suspects)

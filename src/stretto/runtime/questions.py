@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from stretto.runtime.base_copy import Note
 from stretto.runtime.build import build_runtime
 from stretto.runtime.evaluate import Evaluation, evaluate
 from stretto.runtime.fitting import refuse_nothing_held_out
+from stretto.runtime.host_watch import HostWatch
 from stretto.runtime.inputs import refuse_changed
 from stretto.runtime.moved import point_adapters
 from stretto.runtime.plans import sampling_plan
@@ -27,6 +29,7 @@ from stretto.runtime.runtime import Runtime
 from stretto.runtime.session import startup_deadline
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.runtime.value_table import run_values
+from stretto.runtime.watch import LoopWatch, StageLimit, StageWatch
 from stretto.storage.checkpoint import Checkpoints, none_yet
 from stretto.tasks.source import load_prompts
 from stretto.types import Prompt
@@ -112,7 +115,7 @@ def ask_run(
     allow = (*EVALUATION_KEYS, "algorithm.name")  # whose code is not run
     refuse_changed(folder, before, root, allow=allow, note=lambda text: None, remedy=remedy)
     point_adapters(folder, before, root)
-    return threads.run(_ask(question, recipe, root, folder, latest, given=given, judged=judged))
+    return threads.run(_ask(question, recipe, root, folder, latest, given=given, judged=judged, note=note))
 
 
 def ask_recipe(
@@ -127,7 +130,7 @@ def ask_recipe(
     """What the model of a recipe answers before training."""
     with tempfile.TemporaryDirectory() as folder:
         chosen = resolve_precision(recipe, root, note)
-        return threads.run(_ask(question, chosen, root, Path(folder), None, given=given, judged=judged))
+        return threads.run(_ask(question, chosen, root, Path(folder), None, given=given, judged=judged, note=note))
 
 
 async def _ask(
@@ -139,6 +142,7 @@ async def _ask(
     *,
     given: UserFunctions,
     judged: bool,
+    note: Note,
 ) -> T:
     import_plugins(recipe, root, training=False)
     stacks = folder if checkpoint else Path()  # a folder for the moment keeps none
@@ -164,7 +168,12 @@ async def _ask(
                 checkpoint, (record, *parts.stateful), written=written_by(roles_of(asked))
             )
         await parts.restored(checkpoint)
-        return await question(parts)
+        with HostWatch() as host:
+            beat = LoopWatch(turned=lambda: host.turned, note=note, deadline=recipe.environment.deadline)
+            forever = {"question": StageLimit(seconds=math.inf, key="deadlines.generate")}
+            watch = StageWatch(limits=forever, folder=stacks, last_words=parts.pool.kill, loop=beat)
+            with watch.stage("question", 0, "nothing was finished before"):
+                return await question(parts)
     finally:
         await parts.close()
 
