@@ -301,7 +301,7 @@ WRONG = [
     (["model.scratch.width=18"], "model.scratch.width", "even share"),
     (["model.scratch.width=80000"], "model.scratch", "million parameters"),
     (["model.scratch.context=100000"], "model.scratch.context", "too many"),
-    (["model.scratch.context=24"], "model.scratch.context", "cannot hold"),
+    (["model.scratch.context=24", "engine.max_new_tokens=24"], "model.scratch.context", "cannot hold"),
     (["task.holdout.prompts=0"], "task.holdout.prompts", "no prompts are held out"),
     (["evaluate.prompts=11"], "evaluate.prompts", "more than the 10"),
     (["evaluate={every: 0, prompts: 11}"], "evaluate.prompts", "more than the 10"),

@@ -115,7 +115,7 @@ def test_the_objective_of_ppo_has_the_numbers_of_its_critic():
     assert "GAE = delta + 0.9*0.8 * GAE of the next token" in text
     assert "delta = r + 0.9 * V of the next token - V" in text
     told = objective(recipe(algorithm={"name": "ppo"}, roles={"critic": {"name": "models/critic"}}))
-    assert "V = the value of a critic that begins as models/critic; all of it is trained, with lr 1.5e-05" in told
+    assert "V = the value of a critic that begins as models/critic; all of it is trained, with lr auto" in told
     assert "T = V_old + the GAE with lambda 0.95" in told
     frozen = objective(recipe(algorithm={"name": "ppo"}, roles={"critic": {"name": "x", "optimizer": None}}))
     assert "V = the value of x, which is not trained" in frozen

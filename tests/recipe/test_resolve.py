@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from stretto.algorithms.catalog import CATALOG
 from stretto.api.recipes import PROBES
 from stretto.checks.recipe import check
+from stretto.recipe import yaml_io
 from stretto.recipe.load import load_recipe, parse_recipe
-from stretto.recipe.resolve import FULL_RATE, dump, resolve
+from stretto.recipe.resolve import dump, resolve
 
 VARIANTS = [
     {},
@@ -84,6 +85,7 @@ def test_a_value_that_was_given_is_never_replaced():
         "model": {"name": "scratch", "scratch": {"layers": 1}},
         "task": {"source": {"name": "addition", "max": 3}},
         "rewards": [{"kind": "regex", "pattern": "x", "compare": "numeric"}],
+        "optimizer": {"lr": 1.0e-3},
     }
     assert resolve(parse_recipe(given_values)) == parse_recipe(given_values)
 
@@ -107,11 +109,68 @@ def test_where_a_teacher_says_all_nobody_judges_unless_the_recipe_wants_it():
 @pytest.mark.parametrize(
     ("model", "given", "rate"),
     [
-        ({"adapter": None}, {}, FULL_RATE),
-        ({}, {}, 2e-4),
+        ({"adapter": None}, {}, 2e-6),
+        ({}, {}, 2.9e-6),
+        ({}, {"lr": "auto"}, 2.9e-6),
         ({"adapter": None}, {"lr": 2e-4}, 2e-4),
-        ({"name": "scratch", "adapter": None}, {}, 2e-4),
+        ({"name": "scratch", "adapter": None, "scratch": {"width": 80}}, {}, 1e-4),
     ],
 )
-def test_a_learning_rate_that_is_left_open_suits_what_is_trained(model, given, rate):
-    assert resolve(parse_recipe({"model": model, "optimizer": given})).optimizer.lr == rate
+def test_resolve_divides_an_open_rate_by_the_hidden_size(model, given, rate):
+    found = resolve(parse_recipe({"model": model, "optimizer": given}), lambda section: section.width or 4096)
+    assert found.optimizer.lr == rate
+    assert found.optimizer.warmup == (0 if given == {"lr": 2e-4} else 5)
+    assert resolve(found) == found
+
+
+def test_resolve_leaves_an_open_rate_where_the_hidden_size_is_not_known():
+    assert resolve(parse_recipe({"model": {"name": "org/name"}})).optimizer.lr == "auto"
+
+
+def test_resolve_keeps_a_warmup_below_the_updates_of_a_short_run():
+    short = resolve(parse_recipe({"model": {"name": "scratch"}, "run": {"steps": 2}}))
+    assert short.optimizer.warmup == 1
+    told = resolve(parse_recipe({"model": {"name": "scratch"}, "optimizer": {"warmup": 7}}))
+    assert told.optimizer.warmup == 7
+
+
+@pytest.mark.parametrize(
+    ("recipe", "read", "value"),
+    [
+        ({"task": {"source": {"name": "reverse", "length": [2, 2]}}}, lambda r: r.task.source.count, 100),
+        ({"task": {"source": {"name": "copy", "alphabet": "ab"}}}, lambda r: r.task.source.count, 56),
+        ({"task": {"source": {"name": "latest", "kinds": 13}}}, lambda r: r.task.source.letters, 4),
+        ({"task": {"holdout": {"prompts": 0}}}, lambda r: (r.evaluate.every, r.checkpoint.best), (0, None)),
+        ({"batch": {"lengths": {"prompt": 9}}}, lambda r: r.batch.lengths.response.cap, 24),
+        (
+            {"engine": {"max_new_tokens": 900}, "batch": {"lengths": {"response": {"mean": 200.0}}}},
+            lambda r: r.batch.lengths.response.cap,
+            900,
+        ),
+        (
+            {"model": {"name": "scratch", "scratch": {"context": 20}}},
+            lambda r: r.engine.max_new_tokens,
+            10,
+        ),
+    ],
+)
+def test_resolve_fits_a_default_to_what_was_written(recipe, read, value):
+    found = resolve(parse_recipe(recipe))
+    assert read(found) == value
+    assert read(resolve(parse_recipe(yaml_io.read(dump(found), name="r")[0]))) == value
+
+
+@pytest.mark.parametrize(
+    ("recipe", "prompts", "held"),
+    [
+        ({}, 2000, 100),
+        ({}, 200, 20),
+        ({}, 5, 1),
+        ({}, 1, 0),
+        ({"evaluate": {"prompts": 300}}, 2000, 300),
+        ({"evaluate": {"prompts": 300, "every": 0}}, 2000, 100),
+        ({"task": {"holdout": {"prompts": 40}}}, 50, 40),
+    ],
+)
+def test_recipe_holds_out_at_most_a_tenth_unless_told(recipe, prompts, held):
+    assert parse_recipe(recipe).held_out(prompts) == held

@@ -3,6 +3,8 @@
 import random
 from dataclasses import replace
 
+import pytest
+
 from sample_rows import row
 from stretto.recipe.load import parse_recipe
 from stretto.report.diagnosis import Diagnosis, WatchedRecipe, diagnose
@@ -116,7 +118,9 @@ def test_a_wrong_template_is_seen_in_what_the_model_writes():
 
 
 def test_each_line_is_told_once_an_episode():
-    watch = Diagnosis(parse_recipe({"rewards": [{"kind": "exact"}], "engine": {"max_new_tokens": 32}}))
+    watch = Diagnosis(
+        parse_recipe({"optimizer": {"lr": 2e-4}, "rewards": [{"kind": "exact"}], "engine": {"max_new_tokens": 32}})
+    )
 
     def take(number, share):
         return watch.step(number, HEALTHY | {"length/truncated": share}, [row()] * 64)
@@ -129,7 +133,7 @@ def test_each_line_is_told_once_an_episode():
 
 def test_a_collapse_is_told_by_a_line_or_by_a_guard_and_never_by_both():
     def course(warned):
-        watch = Diagnosis(parse_recipe({"rewards": [{"kind": "exact"}]}))
+        watch = Diagnosis(parse_recipe({"optimizer": {"lr": 2e-4}, "rewards": [{"kind": "exact"}]}))
         fallen = {"entropy": 0.01, "groups/dead": 8.0, "reward/outcome": 0.4}
         lines = [watch.step(n, HEALTHY | (fallen if n else {}), [row()] * 64, warned=warned) for n in range(5)]
         return [name for each in lines for name in each], watch
@@ -176,3 +180,34 @@ def test_the_last_call_of_a_conversation_says_at_which_length_it_was_cut_off():
     turns["conversations"][0]["turns"] = [[0, 20], [1, 3]]
     sampled = sum(cut["conversations"][0]["trained"])
     assert facts_of(1, {}, [ended, cut, turns]).cut_calls == (sampled, 3)
+
+
+def evaluated(watch, **accuracies):
+    """Hand evaluations to a diagnosis: `step_3=(accuracy, low)`."""
+    for step, (accuracy, low) in accuracies.items():
+        numbers = {"eval/accuracy": accuracy, "eval/low": low, "eval/asked": 100.0}
+        watch.evaluated(int(step.removeprefix("step_")), numbers)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        ({"step_0": (0.41, 0.32)}, (3, 0.14, 0.09), True),
+        ({"step_0": (0.41, 0.32)}, (3, 0.34, 0.25), False),
+        ({"step_0": (0.41, 0.32)}, (20, 0.14, 0.09), False),
+        ({"step_0": (0.2, 0.13), "step_5": (0.6, 0.5)}, (15, 0.4, 0.3), True),
+    ],
+)
+def test_diagnosis_names_the_rate_when_held_out_accuracy_falls_soon(before, now, told):
+    watch = Diagnosis(parse_recipe({"optimizer": {"lr": 2e-4}}))
+    evaluated(watch, **before)
+    step, accuracy, low = now
+    metrics = {"eval/accuracy": accuracy, "eval/low": low, "eval/asked": 100.0}
+    lines = watch.step(step, metrics, [])
+    assert ("optimizer.lr=0.0002 is probably too high" in lines.get("accuracy", "")) is told
+
+
+def test_diagnosis_blames_no_rate_of_zero_for_a_fall():
+    watch = Diagnosis(parse_recipe({"optimizer": {"lr": 0.0}}))
+    evaluated(watch, step_0=(0.9, 0.83))
+    assert watch.step(2, {"eval/accuracy": 0.1, "eval/low": 0.05, "eval/asked": 100.0}, []) == {}

@@ -66,7 +66,7 @@ def test_games_that_open_alike_can_be_held_out_and_questions_that_do_cannot(tmp_
         ({"name": "number", "range": (5, 3)}, "task.source.range"),
         ({"name": "code", "alphabet": "aab"}, "task.source.alphabet"),
         ({"name": "lookup", "count": 10**6}, "task.source.count"),
-        ({"name": "latest", "kinds": 9}, "task.source.letters"),
+        ({"name": "latest", "kinds": 9, "letters": 6}, "task.source.letters"),
     ],
 )
 def test_settings_that_cannot_be_are_told(tmp_path, source, field):

@@ -27,17 +27,20 @@ from stretto.planner.unmade import cut_moments
 from stretto.planner.workload import adapted
 from stretto.plugins import folders_of
 from stretto.readings import numbers
-from stretto.recipe.describe import roles_of
+from stretto.recipe.describe import data_sentence, roles_of
 from stretto.recipe.load import Changes, RecipeSource, folder_of
 from stretto.recipe.schema import (
     Adapter,
+    GymSource,
     HubSource,
     ModelSection,
+    OwnSource,
     Recipe,
     RewardPart,
     RoleModel,
     TaskSection,
     UpdateSection,
+    VerifiersSource,
 )
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.runtime.value_table import lacks_table, value_problems
@@ -85,6 +88,17 @@ def not_at_hand(recipe: Recipe, root: Path) -> list[str]:
     if isinstance(source, HubSource) and source.name in hub.UNANSWERED:
         found.append(f"the dataset {source.name}, because the hub cannot be reached")
     return found
+
+
+def data_words(recipe: Recipe, root: Path, *, deep: bool) -> str:
+    """How many prompts train and are held out. Rows that only a download, another process or code of the user's would
+    give are counted if `deep`."""
+    from stretto.tasks.source import load_prompts, split_task
+
+    source = recipe.task.source
+    if not deep and isinstance(source, HubSource | GymSource | VerifiersSource | OwnSource):
+        return "prompts were not counted; `stretto check --deep` counts them"
+    return data_sentence(recipe, *map(len, split_task(recipe, load_prompts(recipe.task, root))))
 
 
 def check_deeply(recipe: Recipe, root: Path, *, training: bool = True) -> None:

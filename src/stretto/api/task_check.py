@@ -33,7 +33,7 @@ from stretto.rewards.rehearsal import pretended
 from stretto.rewards.score import Scored, score
 from stretto.sandbox.pool import Pool
 from stretto.tasks.examples import chats_of
-from stretto.tasks.source import load_prompts, split
+from stretto.tasks.source import load_prompts, split_task
 from stretto.types import FULL_MARKS, Prompt, Reward, Trajectory
 
 SHOWN = 2
@@ -150,7 +150,7 @@ def check_task(recipe: Recipe, root: Path, *, answer: str = "{reference}") -> Ta
     scratch = recipe.model.scratch or Scratch()
     told = getattr(config.get_text_config(), "max_position_embeddings", None)
     context = scratch.context if files.scratch else int(told or 1 << 30)
-    training, heldout = split(load_prompts(recipe.task, root), recipe.task.holdout)
+    training, heldout = split_task(recipe, load_prompts(recipe.task, root))
     prompts = _prompts(recipe, training, heldout, renderer, context)
     answers: tuple[AnswerReport, ...] = ()
     seconds: dict[str, float] = {}

@@ -7,6 +7,7 @@ and a model without weights, is `stretto.checks.deep`.
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 from stretto.algorithms.catalog import OWN
@@ -28,6 +29,7 @@ from stretto.checks.rules import (
 )
 from stretto.checks.rules.base import CheckContext, Lookups, Rule
 from stretto.errors import Problem, RecipeError
+from stretto.models.source import width_of
 from stretto.plugins import folders_of
 from stretto.recipe.load import Changes, RecipeSource, read_recipe
 from stretto.recipe.resolve import resolve
@@ -145,11 +147,11 @@ def check(
     # What is filled in follows from the algorithm. Of one that is neither found nor needed, rules know nothing.
     if announce(recipe.algorithm.name, folders_of(root)) and not training:
         OWN.pop(recipe.algorithm.name, None)
-    recipe = resolve(recipe)
+    recipe = resolve(recipe, partial(width_of, root=root))
     if planning:
         scene = CheckContext(root=root, probes=probes, prompts=(), complete=False, planning=True)
         return [problem for rule in PRICED for problem in rule(recipe, scene)]
-    most = min(recipe.task.holdout.prompts + 1, MOST_ROWS)
+    most = min(recipe.held_out(MOST_ROWS) + 1, MOST_ROWS)
     prompts, problems, complete = probes.task(recipe.task, root, most)
     scene = CheckContext(root=root, probes=probes, prompts=tuple(prompts), complete=complete, training=training)
     return [*problems, *(problem for rule in RULES for problem in rule(recipe, scene))]
@@ -174,7 +176,7 @@ def examine(
         return None, reading.problems
     found = check(reading.recipe, root=root, probes=probes, planning=planning, training=training)
     sound = [problem for problem in found if not _leans_on(problem, reading.doubtful)]
-    return resolve(reading.recipe), (*reading.problems, *sound)
+    return resolve(reading.recipe, partial(width_of, root=root)), (*reading.problems, *sound)
 
 
 def checked_recipe(

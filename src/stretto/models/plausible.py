@@ -14,6 +14,9 @@ from typing import Any
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 """What families call the longest sequence."""
 
+WIDTH_KEYS = ("hidden_size", "n_embd", "d_model")
+"""What families call the hidden size."""
+
 LAYERS, HEADS, WIDTH, WIDE, TOKENS, LONG, EXPERTS = (
     (1, 2000), (1, 2**16), (1, 2**20), (1, 2**26), (1, 2**26), (1, 2**31), (0, 2**14),
 )  # fmt: skip
@@ -25,7 +28,7 @@ EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 BOUNDS = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), LAYERS),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head", "n_heads"), HEADS),
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "head_dim"), WIDTH),
+    **dict.fromkeys((*WIDTH_KEYS, "head_dim"), WIDTH),
     **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "n_inner", "ffn_dim"), WIDE),
     **dict.fromkeys(EXPERT_KEYS, EXPERTS),
     **dict.fromkeys(CONTEXT_KEYS, LONG),

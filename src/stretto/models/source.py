@@ -23,10 +23,12 @@ from stretto.models.plausible import (
     CONTEXT_KEYS,
     EXPERT_KEYS,
     TOKEN_KEYS,
+    WIDTH_KEYS,
     implausible,
     implausible_gguf,
     wrong_token_id,
 )
+from stretto.recipe.schema import ModelSection, RoleModel
 from stretto.recipe.validation_errors import nearest
 
 FIELD = "model.name"
@@ -103,6 +105,8 @@ class ModelFacts:
     """Labels of a classifier, if its files say so."""
     mixture: bool = False
     """True if its files say that layers have several experts."""
+    width: int | None = None
+    """Hidden size, if its files say so."""
 
 
 def locate(name: str, root: Path) -> ModelFiles:
@@ -140,10 +144,22 @@ def facts(files: ModelFiles) -> ModelFacts | None:
                 raise ValueError(why)
         except (OSError, ValueError) as error:
             raise RecipeError.of(FIELD, f"{files.name} is not a GGUF file that can be read: {error}", FORMS) from None
-        mixture = gguf.read_sizes(files.gguf).get("expert_count", 0) > 1
-        return ModelFacts(family=header.architecture, context=header.context, mixture=mixture)
+        sizes = gguf.read_sizes(files.gguf)
+        mixture, width = sizes.get("expert_count", 0) > 1, sizes.get("embedding_length")
+        return ModelFacts(family=header.architecture, context=header.context, mixture=mixture, width=width)
     config = files.config
     return _read_config(files.name, config) if config else None
+
+
+def width_of(section: ModelSection | RoleModel, root: Path) -> int | None:
+    """Return the hidden size of a model, from its recipe or its files; `None` where neither says it yet."""
+    if section.width is not None or section.name in (None, "scratch"):
+        return section.width
+    try:
+        found = facts(locate(section.name, root))
+    except RecipeError:
+        return None
+    return found.width if found else None
 
 
 def offline() -> bool:
@@ -252,12 +268,14 @@ def _read_config(name: str, path: Path) -> ModelFacts:
     sections = (config, text if isinstance(text, dict) else {})
     sizes = [part.get(key) for part in sections for key in CONTEXT_KEYS]
     context = next((size for size in sizes if isinstance(size, int) and size > 0), None)
+    widths = [part.get(key) for part in sections for key in WIDTH_KEYS]
     named, labels = config.get("architectures"), config.get("id2label")
     return ModelFacts(
         family=config["model_type"],
         context=context,
         architectures=tuple(map(str, named)) if isinstance(named, list) else (),
         labels=len(labels) if isinstance(labels, dict) else None,
+        width=next((size for size in widths if isinstance(size, int) and size > 0), None),
         mixture=any(_most(part.get(key)) > 1 for part in sections for key in EXPERT_KEYS),
     )
 

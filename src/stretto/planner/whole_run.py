@@ -105,7 +105,9 @@ def evaluation_of(forecast: Forecast, recipe: Recipe) -> float:
     section = recipe.evaluate
     if not section.every:
         return 0.0
-    return generated(forecast, section.prompts, section.pass_k + (section.pass_k > 1))
+    held = recipe.task.holdout.prompts
+    prompts = section.limit if held == "auto" else min(section.limit, held)
+    return generated(forecast, prompts, section.pass_k + (section.pass_k > 1))
 
 
 def generated(forecast: Forecast, prompts: int, samples: int, *, everywhere: bool = False) -> float:
@@ -138,7 +140,8 @@ def forecast_run(
     """A run of steps and evaluations that take so long each; `valuing` is what V* of a thousand prompts takes."""
     steps, section = recipe.run.steps, recipe.evaluate
     evaluations = len({*range(0, steps, section.every), steps}) if section.every else 0
-    prompts = max(0, getattr(recipe.task.source, "count", 0) - recipe.task.holdout.prompts)
+    count = getattr(recipe.task.source, "count", 0)
+    prompts = 0 if count == "auto" else max(0, count - recipe.held_out(count))
     valued = 0 if valuing is None else prompts
     stepping = steps * step
     # Twice as long and half as long are as far off.

@@ -6,14 +6,16 @@ promise.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from stretto.algorithms.catalog import AlgorithmFacts, estimator_of, facts_of, find_facts, learns_from_rows
 from stretto.checks.rules.base import DEFAULTS, is_default
 from stretto.placement.strategies import find_strategy
 from stretto.recipe.describe_engine import copy_sentence
-from stretto.recipe.resolve import resolve, taught_alone, vstar_of
+from stretto.recipe.resolve import Width, resolve, taught_alone, vstar_of
 from stretto.recipe.schema import (
     AlgorithmSection,
     Choice,
@@ -23,6 +25,7 @@ from stretto.recipe.schema import (
     MultiConv,
     Recipe,
     RoleModel,
+    UpdateSection,
     Vstar,
     choices_in,
 )
@@ -147,7 +150,12 @@ def _valued(recipe: Recipe) -> str:
     if critic.name != "scratch":
         what = f"a critic that begins as {critic.name or 'a model'}"
     rank = "all of it" if critic.adapter is None else f"a LoRA of rank {critic.adapter.rank}"
-    return f"{what}; {rank} is trained, with lr {critic.optimizer.lr:g}"
+    return f"{what}; {rank} is trained, with lr {_rate(critic.optimizer)}"
+
+
+def _rate(section: UpdateSection) -> str:
+    """Peak learning rate; `auto` while the model's hidden size is not known."""
+    return "auto" if section.lr == "auto" else f"{section.lr:g}"
 
 
 def _score(recipe: Recipe) -> Iterator[str]:
@@ -227,6 +235,17 @@ def batch_sentence(recipe: Recipe) -> str:
     return f"{size}, {epochs}{batch.updates} updates of {share} each"
 
 
+def data_sentence(recipe: Recipe, training: int, heldout: int) -> str:
+    """Numbers of rows to train on and held out, and the steps in which each of the former comes once."""
+    word = (facts.rows if (facts := find_facts(recipe.algorithm.name)) else "prompts").removesuffix("s")
+    steps = math.ceil(training / math.ceil(recipe.batch.prompts * recipe.batch.oversample))
+    dropped = "" if recipe.task.drop_longer_than is None else ", with those that task.drop_longer_than drops"
+    return (
+        f"{_count(training, word)} to train on, {heldout} held out{dropped}; one epoch is {_count(steps, 'step')}, "
+        f"the run has {recipe.run.steps}"
+    )
+
+
 def _count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
@@ -291,8 +310,11 @@ def plan_sentence(recipe: Recipe) -> str:
     return f"{strategy} on {cluster}: {find_strategy(strategy).sentence.format(asking=asking)}{lags}{direct}{apart}"
 
 
-def changes_of(recipe: Recipe) -> list[tuple[str, object, object]]:
+def changes_of(recipe: Recipe, width: Width = attrgetter("width")) -> list[tuple[str, object, object]]:
     """(dotted name, value, default) of every key whose value is not what leaving it out would have given."""
+    usual = resolve(recipe.model_copy(update={"optimizer": DEFAULTS.optimizer}), width).optimizer
+    if recipe.optimizer.lr != usual.lr:  # a rate that is stated has no warm-up of its own
+        usual = usual.model_copy(update={"warmup": DEFAULTS.optimizer.warmup})
     named = recipe.model_copy(
         update={
             **{key: getattr(DEFAULTS, key) for key in Recipe.model_fields},
@@ -302,17 +324,18 @@ def changes_of(recipe: Recipe) -> list[tuple[str, object, object]]:
             "rewards": tuple(_only_kind(part) for part in recipe.rewards),
             "algorithm": _only_kind(recipe.algorithm),
             "engine": _only_kind(recipe.engine),
+            "optimizer": usual,
         }
     )
     own: list[tuple[str, object, object]] = (
         [("model.name", recipe.model.name, DEFAULTS.model.name)] if not is_default(recipe, "model.name") else []
     )
     for path, section in choices_in(recipe):
-        usual = type(section).union().records()[0]
+        first = type(section).union().records()[0]
         own += [
             (f"{path}.{key}", getattr(section, key), default)
             for key in section.label()
-            if getattr(section, key) != (default := getattr(usual.model_fields.get(key), "default", None))
+            if getattr(section, key) != (default := getattr(first.model_fields.get(key), "default", None))
         ]
         own += [(f"{path}.{key}", getattr(section, key), None) for key in _required(section)]
     return own + list(_differences(recipe.model_dump(mode="json"), resolve(named).model_dump(mode="json"), ""))

@@ -6,48 +6,73 @@ Resolving twice changes nothing, and what `dump` writes loads back equal.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from stretto.algorithms.catalog import AlgorithmFacts, find_facts, learns_from_rows
 from stretto.recipe import yaml_io as document
 from stretto.recipe.schema import (
     AlgorithmSection,
+    BatchSection,
     ColumnsSource,
     Correction,
     CosineReward,
     Distill,
     Gae,
+    LatestSource,
+    ModelSection,
     OverlongReward,
     Recipe,
     RewardPart,
+    RoleModel,
     Scratch,
+    StringsSource,
+    TaskSection,
+    UpdateSection,
     Vstar,
 )
 
-FULL_RATE = 1.5e-5
-"""What `optimizer.lr` is, left open, when all weights of a pretrained model are trained: about a tenth of what
-suits LoRA. SmolLM2-135M on addition learned with three seeds each; with 2e-5 its accuracy went up and down, with 3e-5
-it fell back."""
+PULLED, FULL, SHOWN = 0.012, 0.008, 0.1
+"""Learning rate times hidden size, where `lr` is `auto`: of LoRA under a policy gradient, of all weights,
+and of LoRA that is shown what to say (rows, or the returns of a critic)."""
+
+WARM_UP = 5
+"""Updates of warm-up before a rate that was not stated. The first updates of Adam are as large as the rate, however few
+groups they come from."""
+
+ASSUMED_WIDTH = 4096
+"""Hidden size that `auto` counts with where a model's files do not say it."""
+
+Width = Callable[[ModelSection | RoleModel], int | None]
+"""Hidden size of a model, or `None` where it is not known."""
 
 
-def resolve(recipe: Recipe) -> Recipe:
-    """The recipe with every value that follows from another."""
+def resolve(recipe: Recipe, width: Width = attrgetter("width")) -> Recipe:
+    """The recipe with every value that follows from another. A learning rate stays `auto` where `width` is `None`."""
     if taught_alone(recipe):
         recipe = _without_verdicts(recipe)
     model, algorithm, checkpoint = recipe.model, recipe.algorithm, recipe.checkpoint
     if model.name == "scratch" and model.scratch is None:
         model = model.model_copy(update={"scratch": Scratch()})
+    context = model.scratch.context if model.name == "scratch" and model.scratch else None
+    long = context is not None and 1 < context <= recipe.engine.max_new_tokens
+    if context is not None and long and "max_new_tokens" not in recipe.engine.model_fields_set:
+        engine = recipe.engine.model_copy(update={"max_new_tokens": context // 2})
+        recipe = recipe.model_copy(update={"engine": engine})
     if facts := find_facts(algorithm.name):
         algorithm = algorithm.model_copy(update=open_numbers(algorithm, facts, longest=recipe.engine.max_new_tokens))
-    optimizer = recipe.optimizer
-    if model.adapter is None and model.name != "scratch" and "lr" not in optimizer.model_fields_set:
-        optimizer = optimizer.model_copy(update={"lr": FULL_RATE})
+    shown = facts is not None and facts.rows != "prompts"
+    scale = FULL if model.adapter is None else SHOWN if shown else PULLED
+    optimizer = _with_rate(recipe.optimizer, scale, width(model), recipe.planned_updates())
     roles, critic = recipe.roles, recipe.roles.critic
-    if critic is not None and critic.optimizer is not None and critic.adapter is None:
-        tiny = model.name == "scratch" and critic.name == "scratch"
-        if not tiny and "lr" not in critic.optimizer.model_fields_set:
-            rate = critic.optimizer.model_copy(update={"lr": FULL_RATE})
-            roles = roles.model_copy(update={"critic": critic.model_copy(update={"optimizer": rate})})
+    if critic is not None and critic.optimizer is not None:
+        begins_as = model if critic.name in (None, "scratch") and critic.shape is None else critic
+        scale = FULL if critic.adapter is None else SHOWN
+        rate = _with_rate(critic.optimizer, scale, width(begins_as), recipe.planned_updates(critic=True))
+        roles = roles.model_copy(update={"critic": critic.model_copy(update={"optimizer": rate})})
+    if recipe.task.holdout.prompts == 0 and not evaluation_was_asked(recipe):
+        recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"every": 0})})
     if recipe.evaluate.every == 0 and not best_was_asked(recipe):
         checkpoint = checkpoint.model_copy(update={"best": None})
     parts = tuple(resolve_part(part, longest=recipe.engine.max_new_tokens) for part in recipe.rewards)
@@ -62,12 +87,27 @@ def resolve(recipe: Recipe) -> Recipe:
         update={
             "model": model,
             "roles": roles,
+            "task": _possible_task(recipe.task),
             "algorithm": algorithm,
+            "batch": _possible_lengths(recipe.batch, recipe.engine.max_new_tokens),
             "optimizer": optimizer,
             "checkpoint": checkpoint,
             "rewards": parts,
         }
     )
+
+
+Updating = TypeVar("Updating", bound=UpdateSection)
+
+
+def _with_rate(section: Updating, scale: float, width: int | None, updates: int) -> Updating:
+    """Return the optimizer with the number that `auto` means, to two digits, and with the warm-up that goes with it."""
+    if section.lr != "auto":
+        return section
+    found: dict[str, Any] = {} if width is None else {"lr": float(f"{scale / width:.1e}")}
+    if "warmup" not in section.model_fields_set:
+        found["warmup"] = min(WARM_UP, max(0, updates - 1))
+    return section.model_copy(update=found)
 
 
 def taught_alone(recipe: Recipe) -> bool:
@@ -88,6 +128,29 @@ def _without_verdicts(recipe: Recipe) -> Recipe:
         if not best_was_asked(recipe):
             found["checkpoint"] = recipe.checkpoint.model_copy(update={"best": None})
     return recipe.model_copy(update=found)
+
+
+def _possible_task(task: TaskSection) -> TaskSection:
+    """Return the task with counts of its source that are left open, as large as they can be."""
+    source = task.source
+    if isinstance(source, StringsSource):
+        return task.model_copy(update={"source": source.model_copy(update={"count": source.wanted})})
+    if isinstance(source, LatestSource):
+        return task.model_copy(update={"source": source.model_copy(update={"letters": source.each})})
+    return task
+
+
+def _possible_lengths(batch: BatchSection, longest: int) -> BatchSection:
+    """Return the batch with lengths of answers that are left open, none longer than an answer can be."""
+    if batch.lengths is None or batch.lengths.from_run is not None:
+        return batch
+    response, found = batch.lengths.response, dict[str, Any]()
+    if "cap" not in response.model_fields_set:
+        found["cap"] = min(longest, response.cap) if response.mean <= response.cap else longest
+    if "mean" not in response.model_fields_set:
+        found["mean"] = min(response.mean, float(found.get("cap", response.cap)))
+    lengths = batch.lengths.model_copy(update={"response": response.model_copy(update=found)})
+    return batch.model_copy(update={"lengths": lengths})
 
 
 def _without_sampling(recipe: Recipe, facts: AlgorithmFacts) -> Recipe:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -47,6 +47,12 @@ SURE = 4.0
 COLLAPSED = 10.0
 """By how much the entropy falls in a collapse, within the steps that are looked back over."""
 
+SOON = 10
+"""Steps within which a fall of the held-out accuracy is blamed on the learning rate."""
+
+FELL = "accuracy"
+"""Name of the rule that reads evaluations."""
+
 LONGER, FOLLOWS = 1.3, 0.5
 """Growth of answers, and correlation of a part with their length, that tell of a reward hacked by length."""
 
@@ -72,10 +78,33 @@ class WatchedRecipe:
         return cls(
             samples=recipe.batch.samples,
             max_new_tokens=recipe.engine.max_new_tokens,
-            lr=recipe.optimizer.lr,
+            lr=recipe.optimizer.peak,
             judging=tuple(part.name for part in recipe.rewards if part.judges and part.weight > 0),
             has_template=recipe.model.name != "scratch",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """Held-out accuracy after a step, with its interval."""
+
+    step: int
+    """Number of the step; 0 before the first."""
+    accuracy: float
+    """Share of the prompts that were answered right."""
+    low: float
+    """Lower end of the 95 % interval."""
+    asked: float
+    """Number of prompts."""
+
+    @classmethod
+    def of(cls, step: int, metrics: Mapping[str, Any]) -> HeldOut | None:
+        """Return the evaluation in the metrics of a step, or `None` if there was none."""
+        told = [metrics.get(f"eval/{name}") for name in ("accuracy", "low", "asked")]
+        if not all(isinstance(value, int | float) for value in told):
+            return None
+        accuracy, low, asked = told
+        return cls(step=step, accuracy=accuracy, low=low, asked=asked)  # type: ignore[arg-type]
 
 
 Rule = Callable[[Sequence[StepFacts], WatchedRecipe], str | None]
@@ -84,12 +113,22 @@ Rule = Callable[[Sequence[StepFacts], WatchedRecipe], str | None]
 class Diagnosis:
     """Watches a run step by step."""
 
-    def __init__(self, recipe: Recipe, turn_tokens: Set[int] = frozenset()) -> None:
-        """`turn_tokens` are as in `facts_of`."""
+    def __init__(
+        self, recipe: Recipe, turn_tokens: Set[int] = frozenset(), written: Iterable[Mapping[str, Any]] = ()
+    ) -> None:
+        """`turn_tokens` are as in `facts_of`; `written` are the lines of metrics.jsonl before a resume."""
         self._turn_tokens = turn_tokens
         self._about = WatchedRecipe.of(recipe)
         self._facts: deque[StepFacts] = deque(maxlen=KEPT)
         self._silent: dict[str, int] = {}
+        self._held_out: deque[HeldOut] = deque(maxlen=KEPT)
+        for row in written:
+            self.evaluated(int(row["step"]), row)
+
+    def evaluated(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Keep the held-out accuracy of a step, if its metrics hold one."""
+        if (found := HeldOut.of(step, metrics)) is not None:
+            self._held_out.append(found)
 
     def step(
         self,
@@ -101,8 +140,9 @@ class Diagnosis:
     ) -> dict[str, str]:
         """After a step: name of each rule that began to hold -> what to tell. What guards have `warned` of is told."""
         self._facts.append(facts_of(step, metrics, rows, self._turn_tokens))
+        self.evaluated(step, metrics)
         by_guards = {GUARDED[guard] for guard in warned if guard in GUARDED}
-        holding = diagnose(tuple(self._facts), self._about, self._silent.keys() | by_guards)
+        holding = diagnose(tuple(self._facts), self._about, self._silent.keys() | by_guards, tuple(self._held_out))
         for name in by_guards - self._silent.keys():
             holding.pop(name, None)
         for name in list(self._silent):
@@ -118,10 +158,17 @@ class Diagnosis:
         return GUARDED.get(guard) in self._silent
 
 
-def diagnose(facts: Sequence[StepFacts], about: WatchedRecipe, told: Set[str] = frozenset()) -> dict[str, str]:
+def diagnose(
+    facts: Sequence[StepFacts],
+    about: WatchedRecipe,
+    told: Set[str] = frozenset(),
+    held_out: Sequence[HeldOut] = (),
+) -> dict[str, str]:
     """Every rule that holds after the last of these steps; what is only a consequence of another, or of one that was
     `told`, is left out."""
     found: dict[str, str] = {}
+    if (text := accuracy_fell(held_out, about)) is not None and "rate" not in told:
+        found[FELL] = text
     for name, (rule, causes) in RULES.items():
         if not (found.keys() | told) & causes and (text := rule(facts, about)) is not None:
             found[name] = text
@@ -129,6 +176,19 @@ def diagnose(facts: Sequence[StepFacts], about: WatchedRecipe, told: Set[str] = 
 
 
 # Rules ----------------------------------------------------------------------------------------------------------------
+
+
+def accuracy_fell(held_out: Sequence[HeldOut], about: WatchedRecipe) -> str | None:
+    """Held-out accuracy of the newest evaluation lies below the interval of one at most `SOON` steps before."""
+    now = held_out[-1:]
+    before = [each for each in held_out[:-1] if each.asked == now[0].asked and now[0].step - each.step <= SOON]
+    best = max(before, key=lambda each: each.low, default=None)
+    if best is None or now[0].accuracy >= best.low or about.lr == 0:
+        return None
+    return (
+        f"held-out accuracy fell from {best.accuracy:.2f} (step {best.step}) to {now[0].accuracy:.2f}, below its "
+        f"interval (from {best.low:.2f}): optimizer.lr={about.lr:g} is probably too high; try a third of it"
+    )
 
 
 def rate_too_high(facts: Sequence[StepFacts], about: WatchedRecipe) -> str | None:
@@ -297,13 +357,13 @@ def length_is_rewarded(facts: Sequence[StepFacts], about: WatchedRecipe) -> str 
 
 
 RULES: dict[str, tuple[Rule, frozenset[str]]] = {
-    "rate": (rate_too_high, frozenset()),
+    "rate": (rate_too_high, frozenset({FELL})),
     "template": (template_is_wrong, frozenset({"rate"})),
-    "length": (length_is_rewarded, frozenset({"rate"})),
-    "cut_off": (cut_off, frozenset({"rate", "template", "length"})),
-    "dead": (nothing_is_taught, frozenset({"rate", "template", "cut_off"})),
-    "few": (few_groups_teach, frozenset({"rate", "template", "cut_off", "dead"})),
-    "part": (part_never_earned, frozenset({"rate", "template", "cut_off", "dead"})),
+    "length": (length_is_rewarded, frozenset({"rate", FELL})),
+    "cut_off": (cut_off, frozenset({"rate", FELL, "template", "length"})),
+    "dead": (nothing_is_taught, frozenset({"rate", FELL, "template", "cut_off"})),
+    "few": (few_groups_teach, frozenset({"rate", FELL, "template", "cut_off", "dead"})),
+    "part": (part_never_earned, frozenset({"rate", FELL, "template", "cut_off", "dead"})),
 }
 """Name -> the rule, and the rules whose line makes its own needless."""
 

@@ -300,7 +300,7 @@ def connect(
         "data": training_data(recipe.algorithm.name),
         "prompts": prompts,
         "ahead": BatchBuffer(prompts, keeps=plan.staleness > 0),
-        "heldout": task.heldout[: recipe.evaluate.prompts],
+        "heldout": task.heldout[: recipe.evaluate.limit],
         "renderer": renderer,
         "lengths": LengthPredictor(longest=recipe.engine.max_new_tokens),
         "values": values or {},

@@ -88,6 +88,7 @@ async def train(
     if lacks_evaluation(recipe, done, metrics):
         metrics = await evaluated(parts, output, clock, step=done, metrics=metrics, into=evaluations)
         note_step(output, clock, step=done, metrics=metrics)
+        output.diagnosis.evaluated(done, metrics)
         if done:
             await unbroken(output.saves.begin(clock, step=done, metrics=metrics))
         output.journal.timeline(clock.events())

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import shlex
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
 from stretto.algorithms.own_facts import announce
 from stretto.errors import RecipeError
+from stretto.models.source import width_of
 from stretto.plugins import folders_of
 from stretto.recipe.load import Changes, load_recipe, read_text
-from stretto.recipe.resolve import dump, resolve
+from stretto.recipe.resolve import ASSUMED_WIDTH, dump, resolve
 from stretto.recipe.schema import Recipe
+from stretto.runtime.base_copy import Note
 from stretto.runtime.moved import root_in, root_lines
 
 MAY_BE_PATHS = (
@@ -33,7 +35,17 @@ def load_run_recipe(folder: Path, changes: Changes = ()) -> tuple[Recipe, Path]:
         raise RecipeError.of(str(folder), "is not a run: it holds no recipe.yaml", fix)
     root, recipe = root_in(read_text(path), folder), load_recipe(path, changes)
     announce(recipe.algorithm.name, folders_of(root))
-    return resolve(recipe), root
+    return resolve(recipe, partial(width_of, root=root)), root
+
+
+def with_rates(recipe: Recipe, root: Path, note: Note) -> Recipe:
+    """Return the recipe with the numbers of learning rates that are `auto`, whatever the model's files say."""
+    recipe, critic = resolve(recipe, partial(width_of, root=root)), recipe.roles.critic
+    if "auto" not in (recipe.optimizer.lr, critic and critic.optimizer and critic.optimizer.lr):
+        return recipe
+    recipe = resolve(recipe, lambda section: width_of(section, root) or ASSUMED_WIDTH)
+    note(f"optimizer.lr: {recipe.optimizer.lr:g}; a hidden size that is not known counts as {ASSUMED_WIDTH}")
+    return recipe
 
 
 def recipe_text(recipe: Recipe, root: Path, folder: Path) -> str:

@@ -51,7 +51,7 @@ from stretto.runtime.recipe_changes import (
     refuse_fewer_steps,
     refuse_resume,
 )
-from stretto.runtime.recipe_file import load_run_recipe, recipe_text, with_lasting_paths
+from stretto.runtime.recipe_file import load_run_recipe, recipe_text, with_lasting_paths, with_rates
 from stretto.runtime.resume_point import ResumePoint, set_aside, standing
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.saving import CheckpointWriter
@@ -179,7 +179,8 @@ async def _run(
             if stand.latest and recipe == before and done >= recipe.run.steps and not pending:
                 return _already_finished(stand.latest, folder, recipe, root, allow=allow, screen=screen, given=given)
         import_plugins(recipe, root)  # those that are as they were
-        course = planned(recipe := resolve_precision(recipe, root, screen.note), root, screen.note)
+        recipe = with_rates(resolve_precision(recipe, root, screen.note), root, screen.note)
+        course = planned(recipe, root, screen.note)
         # The recipe is on disk before anything heavy starts, so that a run killed in its first second can be resumed.
         with _journal(recipe, folder, root=root, plan=course, done=after, pending=pending, note=screen.note) as journal:
             parts = await build_runtime(
@@ -271,7 +272,7 @@ def _output(
         progress=screen,
         callbacks=Callbacks(given.callbacks, strict=recipe.run.callbacks_strict, note=screen.note),
         page=LivePage(folder, screen.note, wanted=recipe.run.report),
-        diagnosis=Diagnosis(recipe, parts.renderer.turn_tokens),
+        diagnosis=Diagnosis(recipe, parts.renderer.turn_tokens, read_rows(folder / "metrics.jsonl")),
     )
 
 

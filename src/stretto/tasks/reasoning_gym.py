@@ -36,14 +36,14 @@ SOURCE = "task.source"
 
 def problems(task: TaskSection, source: GymSource) -> Iterator[Problem]:
     """What is wrong with the settings, without making anything."""
-    held, count = task.holdout.prompts, source.count
+    held, count = task.holdout.prompts, source.limit
     if lacking := missing_extra("reasoning_gym", f"{SOURCE}.kind"):
         yield lacking
     if source.seed < 0:
         yield Problem(field=f"{SOURCE}.seed", reason=f"{source.seed} is negative", fix="use 0 or more")
     if count > MAX_PROMPTS:
         yield Problem(field=f"{SOURCE}.count", reason=f"{count} prompts are too many", fix=f"use at most {MAX_PROMPTS}")
-    elif held >= count:
+    elif held != "auto" and held >= count:
         reason = f"{held} are held out of the {count} of task.source.count, which leaves none to train on"
         yield Problem(field="task.holdout.prompts", reason=reason, fix=f"use at most {count - 1}, or more prompts")
     for key, instead in (("seed", "seed"), ("size", "count")):
@@ -58,7 +58,7 @@ def read(task: TaskSection, source: GymSource, root: Path, limit: int | None) ->
     """The prompts, or with a limit a few of them, or what is wrong with the settings."""
     if wrong := list(problems(task, source)):
         return [], wrong
-    count, name, few = source.count, source.name, limit is not None
+    count, name, few = source.limit, source.name, limit is not None
     request = {
         "name": name,
         "config": source.config,
@@ -72,7 +72,7 @@ def read(task: TaskSection, source: GymSource, root: Path, limit: int | None) ->
     if "entries" not in made:
         return [], [_refusal(made, name)]
     entries = made["entries"]
-    if not few and len(entries) < count:
+    if not few and len(entries) < count and source.count != "auto":
         reason = f"{count} prompts are wanted, and {name} with these settings gives only {len(entries)} different ones"
         fix = f"use at most {len(entries)}, or widen task.source.config"
         return [], [Problem(field=f"{SOURCE}.count", reason=reason, fix=fix)]

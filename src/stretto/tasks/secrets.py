@@ -45,8 +45,8 @@ def problems(source: SecretSource) -> Iterator[Problem]:
         yield Problem(field="task.source.range", reason=reason, fix="write [smallest, largest]")
     if isinstance(source, CodeSource) and len(set(source.alphabet)) < len(source.alphabet):
         yield Problem(field="task.source.alphabet", reason="names a character twice", fix="name each once")
-    if isinstance(source, LatestSource) and source.kinds * source.letters > len(KEYS):
-        reason = f"{source.letters} for each of {source.kinds} kinds are more letters than there are, {len(KEYS)}"
+    if isinstance(source, LatestSource) and source.kinds * source.each > len(KEYS):
+        reason = f"{source.each} for each of {source.kinds} kinds are more letters than there are, {len(KEYS)}"
         yield Problem(field="task.source.letters", reason=reason, fix=f"use at most {len(KEYS) // source.kinds}")
 
 
@@ -98,8 +98,8 @@ def _latest(source: LatestSource, index: int) -> Drawn:
     """A log of letters, and one of their kinds, the last of which may stand at any place with the same chance."""
     drawn = numbers(f"latest|{index}", source.length + 2)
     kind, place = drawn[-2] % source.kinds, drawn[-1] % source.length
-    letters = KEYS[: source.kinds * source.letters]
-    asked = letters[kind * source.letters : (kind + 1) * source.letters]
+    letters = KEYS[: source.kinds * source.each]
+    asked = letters[kind * source.each : (kind + 1) * source.each]
     others = "".join(letter for letter in letters if letter not in asked)
     document = "".join(
         choice[number % len(choice)]

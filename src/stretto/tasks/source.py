@@ -113,7 +113,8 @@ def _with_examples(prompt: Prompt, examples: Sequence[Example]) -> Prompt:
 
 def split_task(recipe: Recipe, prompts: Sequence[Prompt]) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
     """(to train on, held out) of a recipe. Environments but these two may show more of a prompt than its messages."""
-    return split(prompts, recipe.task.holdout, whole=recipe.environment.kind not in ("single_turn", "tools"))
+    holdout = recipe.task.holdout.model_copy(update={"prompts": recipe.held_out(len(prompts))})
+    return split(prompts, holdout, whole=recipe.environment.kind not in ("single_turn", "tools"))
 
 
 def split(
@@ -126,16 +127,17 @@ def split(
     `whole`, a question is everything of a prompt but its id: games open with the same words, and a memory's document
     is a column.
     """
-    if holdout.prompts >= len(prompts):
-        reason = f"{holdout.prompts} of {len(prompts)} prompts are held out, which leaves none to train on"
+    number = holdout.number(len(prompts))
+    if number >= len(prompts):
+        reason = f"{number} of {len(prompts)} prompts are held out, which leaves none to train on"
         fix = f"use at most {len(prompts) - 1}, or more data"
         raise RecipeError.of("task.holdout.prompts", reason, fix)
     ranked = sorted(prompts, key=lambda prompt: _rank(f"holdout|{holdout.seed}", prompt.id))
-    heldout = tuple(ranked[: holdout.prompts])
+    heldout = tuple(ranked[:number])
     asked = {key for prompt in heldout for key in _asked(prompt, whole)}
-    training = tuple(prompt for prompt in ranked[holdout.prompts :] if asked.isdisjoint(_asked(prompt, whole)))
+    training = tuple(prompt for prompt in ranked[number:] if asked.isdisjoint(_asked(prompt, whole)))
     if not training:
-        reason = f"all {len(prompts)} prompts ask what the {holdout.prompts} that are held out ask"
+        reason = f"all {len(prompts)} prompts ask what the {number} that are held out ask"
         raise RecipeError.of("task.holdout.prompts", reason, "hold out fewer, or use more data")
     return training, heldout
 

@@ -79,7 +79,7 @@ def _size_problems(source: SyntheticSource) -> Iterator[Problem]:
     if isinstance(source, SECRET):
         yield from secrets.problems(source)
         return
-    alphabet, (shortest, longest), wanted = source.alphabet, source.length, source.count
+    alphabet, (shortest, longest), wanted = source.alphabet, source.length, source.wanted
     if len(set(alphabet)) < len(alphabet):
         yield Problem(field="task.source.alphabet", reason="names a character twice", fix="name each once")
     elif shortest > longest:
@@ -88,15 +88,10 @@ def _size_problems(source: SyntheticSource) -> Iterator[Problem]:
     elif longest > MAX_LENGTH:
         reason = f"strings of {longest} characters are too long"
         yield Problem(field="task.source.length", reason=reason, fix=f"use at most {MAX_LENGTH}")
-    elif wanted > min(MAX_PROMPTS, possible := _possible(alphabet, shortest, longest)):
+    elif wanted > min(MAX_PROMPTS, possible := source.possible):
         most = min(MAX_PROMPTS, possible)
         reason = f"{wanted} strings are wanted, but there can be only {most} different ones"
         yield Problem(field="task.source.count", reason=reason, fix=f"use at most {most}, or longer strings")
-
-
-def _possible(alphabet: str, shortest: int, longest: int) -> int:
-    """How many different strings there are."""
-    return sum(len(alphabet) ** length for length in range(shortest, longest + 1))
 
 
 def _rows(source: SyntheticSource) -> Iterator[tuple[str, dict[str, int | str], str]]:
@@ -108,7 +103,7 @@ def _rows(source: SyntheticSource) -> Iterator[tuple[str, dict[str, int | str], 
         yield from secrets.rows(source)
     else:
         answer = ANSWERS[source.name]
-        for text in _draw(source.alphabet, source.length, source.count):
+        for text in _draw(source.alphabet, source.length, source.wanted):
             yield text, {"text": text}, answer(text)
 
 

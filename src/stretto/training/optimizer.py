@@ -26,11 +26,11 @@ from stretto.recipe.schema import UpdateSection as Section
 def learning_rate(section: Section, *, update: int, updates: int) -> float:
     """The rate of update number `update` (from 0) out of `updates`."""
     if update < section.warmup:
-        return section.lr * (update + 1) / section.warmup
+        return section.peak * (update + 1) / section.warmup
     if section.schedule == "constant":
-        return section.lr
+        return section.peak
     course = (update - section.warmup) / max(1, updates - section.warmup)
-    return section.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, course)))
+    return section.peak * 0.5 * (1 + math.cos(math.pi * min(1.0, course)))
 
 
 EPS = 1e-8
@@ -93,7 +93,7 @@ class MasterAdamW:
         }
         groups = [{"params": list(self.masters.values())}]  # told as a group, which may be empty
         settings: dict[str, Any] = {"betas": self.section.betas, "weight_decay": self.section.weight_decay, "eps": EPS}
-        self.adamw = torch.optim.AdamW(groups, fused=True, lr=self.section.lr, **settings)
+        self.adamw = torch.optim.AdamW(groups, fused=True, lr=self.section.peak, **settings)
 
     def step(self, gradients: Mapping[str, Tensor]) -> float:
         """One update along `gradients`; returns the learning rate it used."""

@@ -15,7 +15,7 @@ from stretto.algorithms.catalog import find_facts
 from stretto.checks.rules.base import CheckContext
 from stretto.errors import Problem
 from stretto.extras import install
-from stretto.recipe.schema import NativeEngineSection, Recipe, UpdateSection
+from stretto.recipe.schema import EVALUATED, NativeEngineSection, Recipe, UpdateSection
 from stretto.recipe.time_limit import EXAMPLES, seconds_until
 
 MOST = 2**31 - 1
@@ -85,7 +85,7 @@ def step_fits(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     batch, evaluate = recipe.batch, recipe.evaluate
     for fields, number in (
         ("batch.prompts x batch.samples", batch.prompts * batch.samples),
-        ("evaluate.prompts x evaluate.pass_k", evaluate.prompts * evaluate.pass_k),
+        ("evaluate.prompts x evaluate.pass_k", evaluate.limit * evaluate.pass_k),
     ):
         if number > MOST_TRAJECTORIES:
             yield Problem(
@@ -276,7 +276,7 @@ def evaluation_has_prompts(recipe: Recipe, scene: CheckContext) -> Iterator[Prob
             reason=f"no prompts are held out, but evaluate.every is {every}",
             fix="hold some out, or set evaluate.every to 0",
         )
-    elif wanted > held and (every > 0 or wanted != type(recipe.evaluate)().prompts):
+    elif wanted != "auto" and held != "auto" and wanted > held and (every > 0 or wanted != EVALUATED):
         yield Problem(
             field="evaluate.prompts",
             reason=f"{wanted} is more than the {held} prompts of task.holdout.prompts",

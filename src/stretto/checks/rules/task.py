@@ -159,7 +159,8 @@ def characters_cover_the_task(recipe: Recipe, scene: CheckContext) -> Iterator[P
 
 def some_prompts_are_left(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Held-out prompts are never trained on, so they cannot be all there are."""
-    held, there = recipe.task.holdout.prompts, len(scene.prompts)
+    there = len(scene.prompts)
+    held = recipe.held_out(there)
     if scene.prompts and scene.complete and held >= there:
         yield Problem(
             field="task.holdout.prompts",

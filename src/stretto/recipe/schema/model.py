@@ -124,6 +124,13 @@ class ModelSection(Section):
         """True if the base is known to be stored in few bits."""
         return self.quantize not in ("none", "auto")
 
+    @property
+    def width(self) -> int | None:
+        """Hidden size that the recipe itself states."""
+        if self.name == "scratch":
+            return (self.scratch or Scratch()).width
+        return self.shape.hidden if isinstance(self.shape, Shape) else None
+
 
 class RoleModel(Section):
     """A model for another role than the one that is trained."""
@@ -132,6 +139,11 @@ class RoleModel(Section):
     """A hub id or a folder; `scratch`: the model as it was before training, with a new head if it says one number."""
     shape: str | Shape | None = None
     """The model's shape, as in `model.shape`."""
+
+    @property
+    def width(self) -> int | None:
+        """Hidden size that the recipe itself states."""
+        return self.shape.hidden if isinstance(self.shape, Shape) else None
 
 
 class Critic(RoleModel):

@@ -9,7 +9,14 @@ from stretto.recipe.schema.base import Plugin, Section
 from stretto.recipe.schema.engine import EngineSection, NativeEngineSection
 from stretto.recipe.schema.model import ModelSection, Roles
 from stretto.recipe.schema.rewards import NumericReward, RewardPart
-from stretto.recipe.schema.running import CheckpointSection, Deadlines, Evaluate, Guards, Placement, RunSection
+from stretto.recipe.schema.running import (
+    CheckpointSection,
+    Deadlines,
+    Evaluate,
+    Guards,
+    Placement,
+    RunSection,
+)
 from stretto.recipe.schema.task import EnvironmentSection, SingleTurnSection, TaskSection
 from stretto.recipe.schema.training import BatchSection, Optimizer
 
@@ -57,6 +64,11 @@ class Recipe(Section):
         """How many updates the policy makes in the whole run; or its critic, which learns alone at first."""
         alone = 0 if critic or self.roles.critic is None else self.roles.critic.warmup_steps
         return (self.run.steps - alone) * self.batch.updates_a_step
+
+    def held_out(self, prompts: int) -> int:
+        """How many of so many prompts are held out."""
+        asked = self.evaluate.prompts if self.evaluate.every else "auto"
+        return self.task.holdout.number(prompts, least=1 if asked == "auto" else asked)
 
     @property
     def critic_shares_base(self) -> bool:

@@ -31,15 +31,24 @@ class Placement(Section):
     """For the cost of a step in plans and at the end of a run."""
 
 
+EVALUATED = 100
+"""Max number of held-out prompts where a recipe does not state it."""
+
+
 class Evaluate(Section):
     """Greedy accuracy on the held-out prompts."""
 
     every: Natural = 10
     """Steps between evaluations, step 0 and the last included; 0 for none."""
-    prompts: Count = 100
-    """How many held-out prompts."""
+    prompts: Literal["auto"] | Count = "auto"
+    """How many held-out prompts. `auto`: all of them, at most 100."""
     pass_k: Count = 1
     """Also sample k answers per prompt and report pass@k."""
+
+    @property
+    def limit(self) -> int:
+        """Max number of held-out prompts per evaluation."""
+        return EVALUATED if self.prompts == "auto" else self.prompts
 
 
 class CheckpointSection(Section):

@@ -37,7 +37,22 @@ class StringsSource(Source):
     alphabet: Annotated[str, Field(min_length=2)] = "0123456789"
     """The characters of the strings."""
     count: Count = 2000
-    """How many different strings."""
+    """How many different strings. Unset, no more than there are."""
+
+    @property
+    def possible(self) -> int:
+        """Number of different strings that there are; a number above `count` stands for any larger one."""
+        found = 0
+        for length in range(self.length[0], self.length[1] + 1):
+            found += len(self.alphabet) ** min(length, 64)
+            if found > self.count:
+                break
+        return found
+
+    @property
+    def wanted(self) -> int:
+        """Number of strings: what the recipe states, or at most as many as there are."""
+        return self.count if "count" in self.model_fields_set else max(1, min(self.count, self.possible))
 
 
 class NumberSource(Source):
@@ -89,7 +104,13 @@ class LatestSource(Source):
     kinds: Annotated[int, Field(ge=2, le=26)] = 4
     """How many kinds of letters there are."""
     letters: Annotated[int, Field(ge=2, le=26)] = 6
-    """How many letters are of each kind; 52 in all at most."""
+    """How many letters are of each kind; 52 in all at most. Unset, no more than there are for `kinds`."""
+
+    @property
+    def each(self) -> int:
+        """Letters of a kind: what the recipe states, or at most as many as there are."""
+        return self.letters if "letters" in self.model_fields_set else min(self.letters, 52 // self.kinds)
+
     count: Count = 2000
     """How many logs."""
 
@@ -148,12 +169,17 @@ class GymSource(Source):
     kind: Literal["reasoning_gym"] = "reasoning_gym"
     name: Annotated[str, Field(min_length=1)]
     """The task, such as chain_sum."""
-    count: Count = 1000
-    """How many prompts."""
+    count: Literal["auto"] | Count = "auto"
+    """How many prompts. `auto`: 1000, or as many different ones as there are."""
     seed: int = 0
     """Which prompts; apart from the run's seed, so that runs compare on the same ones."""
     config: dict[str, Any] = Field(default_factory=dict)
     """The task's own settings, such as min_terms and max_terms of chain_sum."""
+
+    @property
+    def limit(self) -> int:
+        """Max number of prompts."""
+        return 1000 if self.count == "auto" else self.count
 
 
 class VerifiersSource(Source):

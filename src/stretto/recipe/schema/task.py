@@ -9,14 +9,24 @@ from pydantic import Field
 from stretto.recipe.schema.base import Choice, Count, Given, Natural, Seconds, Section
 from stretto.recipe.schema.sources import AdditionSource, Source
 
+HELD_OUT = 100
+"""Max number of prompts that are held out where a recipe does not state it."""
+
 
 class Holdout(Section):
     """Prompts kept for evaluation, chosen by id."""
 
-    prompts: Natural = 100
-    """How many; never drawn for training."""
+    prompts: Literal["auto"] | Natural = "auto"
+    """How many; never drawn for training. `auto`: 100, but at most a tenth of the prompts and at least 1; and at least
+    the number in evaluate.prompts."""
     seed: int = 0
     """Which ones; apart from the run's seed, so that runs compare on the same prompts."""
+
+    def number(self, count: int, *, least: int = 1) -> int:
+        """How many of `count` prompts are held out; of an open number at least `least`, while one prompt trains."""
+        if self.prompts != "auto":
+            return self.prompts
+        return max(least if least > 1 else min(1, count - 1), min(HELD_OUT, count // 10))
 
 
 class Example(Section):

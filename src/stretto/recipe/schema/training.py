@@ -64,8 +64,9 @@ class UpdateSection(Section):
     name: Literal["adamw", "adamw16bit", "adamw8bit"] = "adamw"
     """AdamW. Beside a bf16 weight and its gradient it keeps 12 bytes; adamw16bit keeps 6 and adamw8bit 4, with moments
     that are rounded at random."""
-    lr: NotNegative = 2.0e-4
-    """Peak learning rate; left out, 1.5e-5 where all weights of a pretrained model are trained."""
+    lr: Literal["auto"] | NotNegative = "auto"
+    """Peak learning rate. `auto` divides a constant by the model's hidden size: 0.012 for LoRA, 0.008 for all
+    weights, 0.1 for LoRA that learns from rows or is a critic's."""
     betas: tuple[Share, Share] = (0.9, 0.95)
     """Decay of the two moments."""
     weight_decay: NotNegative = 0.0
@@ -75,7 +76,14 @@ class UpdateSection(Section):
     schedule: Literal["constant", "cosine"] = "constant"
     """Course of the learning rate after the warm-up."""
     warmup: Natural = 0
-    """Updates of linear warm-up."""
+    """Updates of linear warm-up. Unset, 5 where `lr` is `auto`."""
+
+    @property
+    def peak(self) -> float:
+        """Learning rate after the warm-up, of a resolved recipe."""
+        if self.lr == "auto":
+            raise ValueError("optimizer.lr is auto, and the recipe was not resolved for its model")
+        return self.lr
 
 
 class Optimizer(UpdateSection):
