@@ -51,7 +51,7 @@ def gradients(tiny: bool) -> Found:
             plain = load(scratch_model(dtype="float64", **model), SCRATCH_FILES, seed=0, device=torch.device("cpu"))
             _, wanted = naive_step(plain, algorithm, samples)
             policy = load(scratch_model(dtype=dtype, **model), SCRATCH_FILES, seed=0, device=device)
-            optimizer = MasterAdamW(policy.trained(), Optimizer(), updates=1)
+            optimizer = MasterAdamW(policy.trained(), Optimizer(lr=2e-4), updates=1)
             trainer = Trainer(
                 policy, algorithm, optimizer, token_budget=4096, temperature=1.0, clip=None, checkpointing="auto"
             )

@@ -79,7 +79,7 @@ def gradients(policy, samples):
     from stretto.recipe.schema import Optimizer
 
     algorithm = build(AlgorithmSection())
-    optimizer = MasterAdamW(policy.trained(), Optimizer(), updates=1)
+    optimizer = MasterAdamW(policy.trained(), Optimizer(lr=2e-4), updates=1)
     trainer = Trainer(policy, algorithm, optimizer, token_budget=4096, temperature=1.0, clip=None, checkpointing="auto")
     trainer.accumulate(samples)
     return {name: gradient.cpu() for name, gradient in trainer._mean_gradients().items()}

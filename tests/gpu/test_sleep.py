@@ -42,7 +42,7 @@ def test_memory_falls_while_a_model_and_an_optimizer_sleep_and_everything_comes_
     alone, frozen = held(), FrozenModels(sleeps, (), HostBuffer(GPU))
     frozen.add("reference", reference.network.parameters)
     assert held() < alone, "it leaves as soon as it is loaded"
-    optimizer = MasterAdamW(policy.trained(), Optimizer(), updates=1)
+    optimizer = MasterAdamW(policy.trained(), Optimizer(lr=2e-4), updates=1)
     optimizer.step({name: torch.ones_like(weight, dtype=torch.float32) for name, weight in policy.trained().items()})
     sleepers = sleepers_of(
         sleeps,
