@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from stretto.plugins import folders_of
 from stretto.recipe.load import Changes, load_recipe, read_text
 from stretto.recipe.resolve import ASSUMED_WIDTH, dump, resolve
 from stretto.recipe.schema import Recipe
-from stretto.runtime.base_copy import Note
 from stretto.runtime.moved import root_in, root_lines
 
 MAY_BE_PATHS = (
@@ -38,7 +38,7 @@ def load_run_recipe(folder: Path, changes: Changes = ()) -> tuple[Recipe, Path]:
     return resolve(recipe, partial(width_of, root=root)), root
 
 
-def with_rates(recipe: Recipe, root: Path, note: Note) -> Recipe:
+def with_rates(recipe: Recipe, root: Path, note: Callable[[str], None]) -> Recipe:
     """Return the recipe with the numbers of learning rates that are `auto`, whatever the model's files say."""
     recipe, critic = resolve(recipe, partial(width_of, root=root)), recipe.roles.critic
     if "auto" not in (recipe.optimizer.lr, critic and critic.optimizer and critic.optimizer.lr):
