@@ -3,7 +3,9 @@
 import gc
 import json
 import math
+import os
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +23,9 @@ from stretto.models.load import load
 from stretto.models.source import ModelFiles
 from stretto.recipe.load import load_recipe
 from stretto.recipe.schema import AlgorithmSection, Optimizer
-from stretto.runtime import session
+from stretto.runtime import inputs, session
 from stretto.runtime.endings import summary
+from stretto.storage.digests import LARGE
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.trainer import Trainer
 from stretto.types import Conversation
@@ -273,6 +276,67 @@ def test_an_automatic_folder_is_numbered_and_named_after_the_recipe(tmp_path, mo
         assert f"run folder runs/tiny-{number:03d}" in quiet.notes()
         named = json.loads((finished.model / "adapter_config.json").read_text())["base_model_name_or_path"]
         assert named == str(tmp_path / finished.folder / "base"), "a relative path would depend on where one stands"
+
+
+WANDERS = """import os
+from stretto import Outcome
+
+async def play(prompt, model):
+    os.chdir("{place}")
+    reply = await model.chat(list(prompt.messages))
+    return Outcome(answer=reply["content"])
+"""
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["train", "resume"])
+@pytest.mark.parametrize("how", ["callback", "environment", "relative run.folder"])
+def test_run_keeps_its_folder_when_the_working_directory_changes(run, tmp_path, monkeypatch, how, again):
+    """Another directory holds a finished run of the same name, which stays as it is."""
+    here, other = tmp_path / "here", tmp_path / "other"
+    here.mkdir()
+    folder = "mine/r" if how == "relative run.folder" else "auto"
+    name = "mine/r" if how == "relative run.folder" else "runs/r-001"
+    shutil.copytree(run.folder, other / name)
+    before = contents(other)
+    monkeypatch.chdir(here)
+    changes = {"run__steps": 4, "run__folder": folder, "checkpoint__keep": 2}
+    if how == "environment":
+        (here / "wanders.py").write_text(WANDERS.replace("{place}", str(other)))
+        changes["environment__kind"] = "wanders:play"
+    quiet = Quiet(lambda name, *values: os.chdir(other) if name == "step" and how != "environment" else None)
+    finished = session.start(recipe_in(here, **changes), name="r", root=here, progress=quiet)
+    if again:
+        monkeypatch.chdir(here)
+        more = {"changes": ["run.steps=6"], "allow": ["run.steps"]}
+        finished = session.resume(Path(name), progress=quiet, **more)
+    assert contents(other) == before
+    assert finished.folder == here / name and finished.model.is_dir(), "a relative path would lead elsewhere by now"
+    assert [row["step"] for row in metrics(here / name)] == list(range(0, 7 if again else 5))
+    kept = sorted(path.name for path in (here / name / "checkpoints").iterdir())
+    assert len(kept) >= 2 and kept[-1] == ("step-000006" if again else "step-000004")
+    assert {path.parts[0] for path in map(Path, contents(here))} & {"runs", "mine"} == {name.split("/")[0]}
+
+
+def test_large_file_is_remembered_where_the_run_began(tmp_path, monkeypatch):
+    for name in ("here", "there"):
+        (tmp_path / name / "run").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here/config.json").write_text("{}")
+    with (tmp_path / "here/model.safetensors").open("wb") as file:
+        file.truncate(LARGE)
+    recipe = recipe_in(tmp_path / "here")
+    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": "."})})
+    go, read = threading.Event(), inputs.InputsRecorder._read_large
+    monkeypatch.setattr(inputs.InputsRecorder, "_read_large", lambda self: go.wait() and read(self))
+    with inputs.InputsRecorder(tmp_path / "here/run", recipe, tmp_path / "here"):
+        monkeypatch.chdir(tmp_path / "there")
+        go.set()
+    assert (tmp_path / "here/.stretto/digests.json").is_file()
+    assert contents(tmp_path / "there") == {}
 
 
 def test_what_was_found_in_the_working_directory_is_found_from_any_other(run, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from stretto.errors import RecipeError, StrettoError
 from stretto.storage import lock
 from stretto.storage.atomic import to_json
 from stretto.storage.lock import held, here, lives, start_of, still_held
+from stretto.storage.run_folder import Journal
 
 ME = here()
 ALIVE = {"locked": False, "silent": 0.0}
@@ -183,6 +185,50 @@ def test_who_was_frozen_until_another_took_over_stops_and_leaves_the_others_lock
         with pytest.raises(StrettoError, match="process 77 on node7 trains there by now"):
             still_held(tmp_path)
     assert lock._owner(tmp_path / lock.NAME).pid == 77
+
+
+@pytest.mark.parametrize("then", ["gone", "held by another", "replaced by the same process"])
+def test_journal_raises_before_it_writes_when_the_lock_was_removed(tmp_path, then):
+    with held(tmp_path):
+        journal = Journal.create(tmp_path, recipe="", plan={})
+        journal.metrics(1, {"loss": 1.0})
+        (tmp_path / lock.NAME).unlink()
+        if then == "held by another":
+            written(tmp_path, host="node7", pid=77)
+        elif then == "replaced by the same process":
+            written(tmp_path)
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        writes = (
+            lambda: journal.metrics(2, {"loss": 1.0}),
+            lambda: journal.event("checkpoint"),
+            lambda: journal.samples(2, [{"step": 2}]),
+            lambda: journal.timeline([{"name": "train"}]),
+        )
+        for write in writes:
+            with pytest.raises(StrettoError, match="this process stops\n    fix: look at the run") as caught:
+                write()
+            assert ("process 77 on node7" in str(caught.value)) is (then == "held by another")
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert (tmp_path / lock.NAME).exists() is (then != "gone"), "the lock of the other process was removed"
+
+
+def test_run_folder_that_was_renamed_ends_the_process_that_trained_there(tmp_path):
+    (tmp_path / "run").mkdir()
+    with held(tmp_path / "run"):
+        (tmp_path / "run").rename(tmp_path / "moved")
+        with pytest.raises(StrettoError, match="this process stops"):
+            still_held(tmp_path / "run")
+
+
+def test_lock_is_found_after_the_working_directory_changed(tmp_path, monkeypatch):
+    for name in ("here", "there"):
+        (tmp_path / name / "run").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    with held(Path("run")):
+        monkeypatch.chdir(tmp_path / "there")
+        written(Path("run"), host="node7", pid=77)
+    assert lock._owner(tmp_path / "there/run" / lock.NAME).pid == 77
+    assert not (tmp_path / "here/run" / lock.NAME).exists()
 
 
 def test_where_there_is_no_lock_nobody_is_stopped(tmp_path):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from stretto.errors import RecipeError, StrettoError
 from stretto.report.timeline import Span, to_events
+from stretto.storage.atomic import Disk
 from stretto.storage.run_folder import Journal, claim_folder, free_folder
 from stretto.storage.trace import TraceFile
 
@@ -116,6 +117,77 @@ def test_a_resumed_journal_equals_an_uninterrupted_one(tmp_path):
     for name in ("metrics.jsonl", "samples/step-000003.jsonl"):
         assert (whole / name).read_bytes() == (resumed / name).read_bytes()
     assert json.loads((whole / "timeline.json").read_text()) == json.loads((resumed / "timeline.json").read_text())
+
+
+def told_on_reopening(folder, step):
+    notes = []
+    Journal.reopen(folder, step=step, note=notes.append).close()
+    return notes
+
+
+CUTS = {
+    "the second half": (lambda rows: rows[: len(rows) // 2], "metrics.jsonl lacks steps 4 to 7"),
+    "the first half": (lambda rows: rows[len(rows) // 2 :], "metrics.jsonl lacks steps 1 to 3"),
+    "one line": (lambda rows: rows[:5] + rows[6:], "metrics.jsonl lacks step 5"),
+    "every other line": (lambda rows: rows[::2], "metrics.jsonl lacks steps 1, 3, 5, 7"),
+    "all": (lambda rows: [], "metrics.jsonl lacks steps 1 to 7"),
+    "the last line, half of it": (lambda rows: [*rows[:-1], rows[-1][:9]], "metrics.jsonl lacks step 7"),
+    "nothing": (lambda rows: rows, ""),
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_reopening_names_the_steps_whose_metrics_are_missing(tmp_path, cut):
+    folder = written(tmp_path / "run", 8)
+    change, told = CUTS[cut]
+    path = folder / "metrics.jsonl"
+    path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
+    notes = told_on_reopening(folder, 7)
+    assert len(notes) == bool(told) and all(note.startswith(f"{told}: ") for note in notes)
+
+
+def test_reopening_names_all_steps_when_metrics_and_events_were_removed(tmp_path):
+    folder = written(tmp_path / "run", 4)
+    for step in (1, 2, 3):
+        (folder / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+    for name in ("metrics.jsonl", "events.jsonl"):
+        (folder / name).unlink()
+    first, second = told_on_reopening(folder, 3)
+    assert first.startswith("metrics.jsonl lacks steps 1 to 3: ")
+    assert second.startswith("events.jsonl lacks the start of the run and checkpoint events of steps 1 to 2: ")
+    assert [event["kind"] for event in lines(folder / "events.jsonl")] == ["resumed"]
+
+
+def test_reopening_misses_no_step_after_a_kill_between_a_checkpoint_and_its_event(tmp_path):
+    folder = written(tmp_path / "run", 4)
+    (folder / "checkpoints" / "step-000003").mkdir(parents=True)
+    events = (folder / "events.jsonl").read_text().splitlines(keepends=True)
+    (folder / "events.jsonl").write_text("".join(events[:-1]))
+    assert told_on_reopening(folder, 3) == []
+
+
+def test_sync_forces_metrics_events_and_new_samples_to_the_medium(tmp_path):
+    class Seen(Disk):
+        def __init__(self):
+            self.synced = []
+
+        def sync(self, path):
+            self.synced.append(path.name)
+            super().sync(path)
+
+    disk = Seen()
+    with Journal.create(tmp_path / "run", recipe="", plan={}) as journal:
+        for step in (1, 2, 3):
+            journal.samples(step, [{"step": step}])
+            journal.metrics(step, {"loss": 1.0})
+        (tmp_path / "run/samples/step-000002.jsonl").unlink()
+        journal.sync(disk)
+        assert sorted(disk.synced) == [
+            "events.jsonl", "metrics.jsonl", "run", "samples", "step-000001.jsonl", "step-000003.jsonl"
+        ]  # fmt: skip
+        disk.synced.clear()
+        journal.sync(disk)
+        assert sorted(disk.synced) == ["events.jsonl", "metrics.jsonl", "run", "samples"]
 
 
 @settings(max_examples=40, deadline=None)

@@ -26,6 +26,31 @@ PART = "eval/reward/part/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlace:
+    """A run's folder, which stays the same when user code changes the working directory while the run trains."""
+
+    folder: Path
+    """Absolute path."""
+    named: Path
+    """The path as the user named it, perhaps relative."""
+    begun_in: Path
+    """Working directory when the run began."""
+
+    @classmethod
+    def of(cls, named: Path) -> RunPlace:
+        """Place of a folder that is named in the current working directory."""
+        return cls(folder=named.absolute(), named=named, begun_in=Path.cwd())
+
+    @property
+    def shown(self) -> Path:
+        """Path to print and return: as named, while the working directory is the one the run began in."""
+        try:
+            return self.named if Path.cwd() == self.begun_in else self.folder
+        except OSError:  # the working directory was removed
+            return self.folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """What a run came to."""
 
@@ -39,27 +64,28 @@ class Finished:
 
 def finished(
     screen: Progress,
-    folder: Path,
+    place: RunPlace,
     model: Path,
     steps: int,
     evaluations: Sequence[tuple[int, Evaluation]] = (),
     beside: Sequence[str] = (),
 ) -> Finished:
     """What a run of so many steps came to, which is shown with the lines `beside` it and how it could go further."""
-    found = Finished(folder=folder, model=model, evaluations=tuple(evaluations))
-    more = f"stretto resume {shlex.quote(str(folder))} run.steps={2 * steps} --allow run.steps"
+    shown = place.shown
+    found = Finished(folder=shown, model=shown / model.relative_to(place.folder), evaluations=tuple(evaluations))
+    more = f"stretto resume {shlex.quote(str(shown))} run.steps={2 * steps} --allow run.steps"
     told = f"finished: {steps} of {steps} steps; go further with: {more}"
     screen.finish([*summary(found), *beside, "", told])
     return found
 
 
-def where_it_stands(checkpoints: Checkpoints, steps: int, asked: Sequence[str] = ()) -> str:
+def where_it_stands(place: RunPlace, checkpoints: Checkpoints, steps: int, asked: Sequence[str] = ()) -> str:
     """What a run that was asked to end says last; `asked` is what its resume was to change and has not written down."""
-    folder, newest = checkpoints.folder.parent, checkpoints.newest()
-    if not (folder / "recipe.yaml").exists():
+    newest = checkpoints.newest()
+    if not (place.folder / "recipe.yaml").exists():
         return "stopped before anything was begun"
     where = "before a checkpoint; begin again" if newest is None else f"after step {newest} of {steps}; go on"
-    return f"stopped {where} with: {shlex.join(['stretto', 'resume', str(folder), *asked])}"
+    return f"stopped {where} with: {shlex.join(['stretto', 'resume', str(place.shown), *asked])}"
 
 
 def unwritten(folder: Path, old: Recipe, new: Recipe, *, allow: Sequence[str], step: int) -> list[str]:

@@ -28,7 +28,8 @@ from stretto.runtime.recipe_changes import allowed
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.storage.atomic import replace as replace_file
 from stretto.storage.atomic import to_json
-from stretto.storage.digests import LARGE, digest, remembered
+from stretto.storage.digests import CACHE, LARGE, digest, remembered
+from stretto.storage.lock import still_held
 
 NAME = "inputs.json"
 """The record's name in a run's folder."""
@@ -222,7 +223,7 @@ class InputsRecorder:
         self.folder, self.packages, self.threads = folder, dict(versions(recipe)), threads
         self.unread: list[Path] = []
         self.inputs = {key: find(self._read_small) for key, find in readers(recipe, root, folder, given).items()}
-        self._stopped = threading.Event()
+        self._stopped, self._cache = threading.Event(), CACHE.absolute()
         self._write()
         self._thread = threading.Thread(target=self._read_large, name="inputs", daemon=True)
         if self.unread:
@@ -251,7 +252,7 @@ class InputsRecorder:
 
     def _read_large(self) -> None:
         with suppress(OSError, StrettoError, InterruptedError):  # a file that went away is for the next resume to tell
-            found = {str(path): digest(path, self._go_on) for path in dict.fromkeys(self.unread)}
+            found = {str(path): digest(path, self._go_on, cache=self._cache) for path in dict.fromkeys(self.unread)}
             self.inputs = {
                 key: {name: replace(item, sha256=found.get(item.what, item.sha256)) for name, item in items.items()}
                 for key, items in self.inputs.items()
@@ -263,6 +264,7 @@ class InputsRecorder:
             raise InterruptedError
 
     def _write(self) -> None:
+        still_held(self.folder)
         inputs = {key: {name: asdict(item) for name, item in items.items()} for key, items in self.inputs.items()}
         content = {"format": FORMAT, "inputs": inputs, "packages": self.packages, "threads": self.threads}
         content |= {"allowed": self.allowed, "since": self.since}

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from stretto.report.html import ReportPage
 from stretto.runtime.explain_run import explain
+from stretto.storage.lock import still_held
 
 SHARE = 0.02
 """The share of a run's time that its page may take."""
@@ -47,6 +48,7 @@ class LivePage:
 
     def _write(self, *, over: bool) -> None:
         try:
+            still_held(self.folder)
             self.page.write(self.folder / "report.html", explained=[explain(self.folder, over=over)], over=over)
         except Exception as error:  # whatever it is, a picture of a run is no reason to end it
             self.note(f"report.html could not be written ({error}); the run goes on without it")

@@ -33,7 +33,6 @@ from stretto.runtime.time_limit import TimeLimit
 from stretto.runtime.training_data import learning_metrics
 from stretto.runtime.user_functions import Callbacks, StepEvent
 from stretto.runtime.watch import QUIET, LoopWatch, StageWatch, limits
-from stretto.storage.lock import still_held
 from stretto.storage.run_folder import Journal
 
 
@@ -269,6 +268,5 @@ async def save_before(
 
 def note_step(output: RunOutput, clock: Clock, *, step: int, metrics: Mapping[str, float]) -> None:
     """The step's spans, then its metrics: whoever has these has those."""
-    still_held(output.journal.folder)
     output.journal.timeline(clock.events())
     output.journal.metrics(step, metrics)

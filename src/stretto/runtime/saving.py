@@ -98,14 +98,14 @@ class CheckpointWriter:
             await asyncio.gather(writing, return_exceptions=True)
 
     async def _write(self, clock: Clock, step: int, metrics: Mapping[str, float], held: Sequence[PartSnapshot]) -> None:
-        start, begun, version, folder = clock.now(), time.monotonic(), self.parts.version, self.journal.folder
+        start, begun, version = clock.now(), time.monotonic(), self.parts.version
 
         def ready() -> None:
-            """Where a checkpoint is, the timeline has it, a kill or not."""
-            still_held(folder)
+            """A checkpoint has its span in the timeline, and its steps' lines on the medium, before it has its name."""
             seconds = time.monotonic() - begun
             span = Span(stage="checkpoint", cell=LANE, start=start, seconds=seconds, step=step, version=version)
             self.journal.timeline(to_events([span], host="localhost"))
+            self.journal.sync(self.checkpoints.disk)
 
         hashes = await self.parts.fetch()
 

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from stretto.runtime.base_copy import Note
 from stretto.runtime.build import build_runtime
 from stretto.runtime.core_share import core_share
 from stretto.runtime.drift import DriftGuards
-from stretto.runtime.endings import Finished, finished, sound, unwritten, where_it_stands
+from stretto.runtime.endings import Finished, RunPlace, finished, sound, unwritten, where_it_stands
 from stretto.runtime.evaluate import Evaluation
 from stretto.runtime.forecast import PlannedRun, compare_to_forecast, planned, write
 from stretto.runtime.guards import free_disk
@@ -80,14 +80,14 @@ def start(
     """Trains a recipe in a new folder. `name` is what an automatic folder is called after."""
     recipe, explicit = with_lasting_paths(recipe, root), recipe.run.folder != "auto"
     free_disk(recipe.guards, Path(recipe.run.folder if explicit else "runs"))
-    folder = claim_folder(Path(recipe.run.folder)) if explicit else free_folder(name, Path("runs"))
+    place = RunPlace.of(claim_folder(Path(recipe.run.folder)) if explicit else free_folder(name, Path("runs")))
     try:
-        with held(folder):
+        with held(place.folder):
             return _run_with_restarts(
-                recipe, folder=folder, root=root, progress=progress, make_engine=make_engine, given=given
+                recipe, place=place, root=root, progress=progress, make_engine=make_engine, given=given
             )
     except StrettoError:
-        forget_unbegun(folder)
+        forget_unbegun(place.folder)
         raise
 
 
@@ -108,10 +108,11 @@ def resume(
     before, root = load_run_recipe(folder)
     recipe, _ = load_run_recipe(folder, changes)
     refuse_resume(folder, before, recipe, root, allow=allow, restart=restart)
-    with held(folder):
-        told = f"beginning again; what was there is in {set_aside(folder)}" if restart else ""
+    place = RunPlace.of(folder)
+    with held(place.folder):
+        told = f"beginning again; what was there is in {folder / set_aside(place.folder).name}" if restart else ""
         return _run_with_restarts(
-            recipe, folder=folder, root=root, progress=progress, make_engine=make_engine, again=True, told=told,
+            recipe, place=place, root=root, progress=progress, make_engine=make_engine, again=True, told=told,
             allow=tuple(allow), before=before, given=given,
         )  # fmt: skip
 
@@ -119,7 +120,7 @@ def resume(
 def _run_with_restarts(
     recipe: Recipe,
     *,
-    folder: Path,
+    place: RunPlace,
     again: bool = False,
     told: str = "",
     allow: tuple[str, ...] = (),
@@ -130,16 +131,17 @@ def _run_with_restarts(
 
     Once from each checkpoint: what dies again before the next one would die for ever.
     """
+    folder = place.folder
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
     left = time_left(recipe.run.until, os.environ, datetime.now(UTC))
     since, request = -1, StopRequest(left and (time.monotonic() + left[0], left[1]))
-    begun, goes_on = checkpoints.newest() or 0, {"folder": folder, "allow": allow, "before": before, **rest}
+    begun, goes_on = checkpoints.newest() or 0, {"place": place, "allow": allow, "before": before, **rest}
     while True:
         try:
             return threads.run(_run(recipe, request, again=again, told=told, **goes_on))
         except KeyboardInterrupt as stop:
             asked = unwritten(folder, before, recipe, allow=allow, step=begun) if before else ()
-            text = where_it_stands(checkpoints, recipe.run.steps, asked)
+            text = where_it_stands(place, checkpoints, recipe.run.steps, asked)
             raise RunStopped(text, exit_code=request.exit_code, why=request.why) from stop
         except StateLostError as lost:
             newest = standing(checkpoints, every=recipe.checkpoint.every).latest
@@ -147,6 +149,8 @@ def _run_with_restarts(
             if step <= since:
                 raise
             since, again = step, True
+            with suppress(OSError):  # modules and settings are looked up again, where they were found before
+                os.chdir(place.begun_in)
             where = f"step {step}, the newest checkpoint" if newest else "the beginning, as there is no checkpoint"
             told = f"{lost.args[0].removesuffix('; resume the run')}; going back to {where}"
 
@@ -155,7 +159,7 @@ async def _run(
     recipe: Recipe,
     request: StopRequest,
     *,
-    folder: Path,
+    place: RunPlace,
     root: Path,
     progress: Progress | None,
     make_engine: EngineFactory | None,
@@ -166,9 +170,10 @@ async def _run(
     given: UserFunctions = NONE_GIVEN,
 ) -> Finished:
     """The whole of a run between its folder and its summary; `told` is why it begins again, `before` the old recipe."""
+    folder = place.folder
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
     with interrupt_answered(request), progress or console_for(sys.stdout) as screen, TimeLimit(request, screen) as ends:
-        for text in (*[told] * bool(told), f"run folder {folder}"):
+        for text in (*[told] * bool(told), f"run folder {place.shown}"):
             screen.note(text)
         stand, done, metrics = _stand(checkpoints, folder, recipe, again=again, note=screen.note)
         pending, after = lacks_evaluation(recipe, done, metrics), done if again else None
@@ -177,7 +182,7 @@ async def _run(
             allow = tuple(dict.fromkeys((*allow, *allowed_before(folder, done))))
             point_adapters(folder, recipe, root)
             if stand.latest and recipe == before and done >= recipe.run.steps and not pending:
-                return _already_finished(stand.latest, folder, recipe, root, allow=allow, screen=screen, given=given)
+                return _already_finished(stand.latest, place, recipe, root, allow=allow, screen=screen, given=given)
         import_plugins(recipe, root)  # those that are as they were
         recipe = with_rates(resolve_precision(recipe, root, screen.note), root, screen.note)
         course = planned(recipe, root, screen.note)
@@ -202,7 +207,7 @@ async def _run(
                 reads = _inputs(parts, folder, root, given, allowed=allow, since=done)
                 with reads, output.host, output.page, core_share(parts.plan, parts.threads), loaded_objects_frozen():
                     evaluations = await train(parts, output, done=done, metrics=metrics)
-                    return await _finish(parts, output, course, evaluations, root=root, after=done)
+                    return await _finish(parts, place, output, course, evaluations, root=root, after=done)
             except StateLostError:
                 stop_if_interrupted()  # whoever pressed Ctrl-C wants no second try
                 raise
@@ -230,7 +235,7 @@ def _inputs(parts: Runtime, folder: Path, root: Path, given: UserFunctions, **mo
 
 def _already_finished(
     latest: Path,
-    folder: Path,
+    place: RunPlace,
     recipe: Recipe,
     root: Path,
     *,
@@ -239,11 +244,12 @@ def _already_finished(
     given: UserFunctions,
 ) -> Finished:
     """A resume that has nothing left to do; it refuses what any resume refuses, and an old run has a record then."""
+    folder = place.folder
     Checkpoints.restore_part(latest, _recipe_record(recipe, folder, root, allow))
     with InputsRecorder(
         folder, recipe, root, given, threads=threads_before(folder), allowed=allow, since=step_of(latest)
     ):
-        return finished(screen, folder, latest, step_of(latest))
+        return finished(screen, place, latest, step_of(latest))
 
 
 def _record(folder: Path, recipe: Recipe, root: Path, course: PlannedRun) -> None:
@@ -278,6 +284,7 @@ def _output(
 
 async def _finish(
     parts: Runtime,
+    place: RunPlace,
     output: RunOutput,
     course: PlannedRun,
     evaluations: Sequence[tuple[int, Evaluation]],
@@ -286,10 +293,10 @@ async def _finish(
     after: int,
 ) -> Finished:
     """What the run came to, which is shown, beside what was expected of the steps after `after`."""
-    folder, recipe = output.journal.folder, parts.recipe
-    beside = compare_to_forecast(folder, course, recipe, root, after=after, memory=await parts.memory())
+    recipe = parts.recipe
+    beside = compare_to_forecast(place.folder, course, recipe, root, after=after, memory=await parts.memory())
     model = sound(output.saves.checkpoints)
-    return finished(output.progress, folder, model, recipe.run.steps, evaluations, [*[""] * bool(beside), *beside])
+    return finished(output.progress, place, model, recipe.run.steps, evaluations, [*[""] * bool(beside), *beside])
 
 
 def steps_of(folder: Path) -> list[dict[str, float]]:

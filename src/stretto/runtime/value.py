@@ -80,17 +80,17 @@ def value(
     recipe: Recipe, *, root: Path, progress: Progress | None = None, make_engine: EngineFactory | None = None
 ) -> ValueResult:
     """Makes the recipe's table of V*, or what is missing of it."""
-    began = time.monotonic()
+    began, here = time.monotonic(), Path.cwd()
     import_plugins(recipe, root)
     section = vstar_of(recipe)
     training, _ = split_task(recipe, load_prompts(recipe.task, root))
     with interrupt_answered(), progress or console_for(sys.stdout) as screen:
         recipe = resolve_precision(recipe, root, screen.note)
-        path, table, generated = threads.run(_make(recipe, training, root, section.samples, screen, make_engine))
+        path, table, generated = threads.run(_make(recipe, training, root, here, section.samples, screen, make_engine))
         rewards = table.rewards(training, section.samples)
         values = table.values(training, section, largest=not facts_of(recipe.algorithm.name).regresses)
         return ValueResult(
-            table=str(path),
+            table=str(path.relative_to(here) if vstar_of(recipe).table == "auto" else path),
             prompts=len(training),
             samples=section.samples,
             generated=generated,
@@ -107,13 +107,14 @@ async def _make(
     recipe: Recipe,
     training: Sequence[Prompt],
     root: Path,
+    here: Path,
     samples: int,
     screen: Progress,
     make_engine: EngineFactory | None,
 ) -> tuple[Path, Table, int]:
     """The table's file, what is in it now, and how many answers are new."""
     made_from = ingredients(recipe, training, root)
-    path = table_path(recipe, made_from, root)
+    path = here / table_path(recipe, made_from, root)
     missing = read_table(path, made_from).missing(training, samples)
     if missing:
         with tempfile.TemporaryDirectory() as scratch:
@@ -131,7 +132,7 @@ async def _make(
             try:
                 # Only now: a model from the hub has its files, which the table's name depends on, since it was loaded.
                 made_from = ingredients(recipe, training, root)
-                path = table_path(recipe, made_from, root)
+                path = here / table_path(recipe, made_from, root)
                 missing = _askable(parts, training, path, made_from)
                 if missing:
                     await _fill(parts, missing, path, made_from, screen)

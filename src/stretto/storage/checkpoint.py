@@ -74,7 +74,7 @@ class Checkpoints:
         self.folder = folder
         self._keep = keep
         self._best = best
-        self._disk = disk or Disk()
+        self.disk = disk or Disk()
         self._current: int | None = None
 
     def save(
@@ -109,13 +109,13 @@ class Checkpoints:
                     ready()
                 except BaseException:
                     with suppress(OSError):  # a full disk needs the room back at once
-                        self._disk.remove(draft)
+                        self.disk.remove(draft)
                     raise
                 replaced = self._hidden(target, REPLACED) if os.path.lexists(target) else None
-                self._disk.rename(draft, target)
-                self._disk.sync(self.folder)
+                self.disk.rename(draft, target)
+                self.disk.sync(self.folder)
                 if replaced is not None:
-                    self._disk.remove(replaced)
+                    self.disk.remove(replaced)
             self._current = step
             self._retain(step)
         return target
@@ -152,7 +152,7 @@ class Checkpoints:
         """Takes checkpoints that cannot be read out of the way, and keeps them."""
         for path in paths:
             with storing(path, CheckpointError):
-                self._disk.rename(path, unused(path.with_name(f"{path.name}.unreadable")))
+                self.disk.rename(path, unused(path.with_name(f"{path.name}.unreadable")))
 
     def best(self) -> Path | None:
         """The checkpoint with the best value of the metric; the earlier one if two are equal."""
@@ -194,23 +194,23 @@ class Checkpoints:
         names = (*(part.name for part in parts), *written)
         if len(set(names)) < len(names) or not all(PART.fullmatch(name) for name in names):
             raise CheckpointError(f"parts must have different plain names, not {', '.join(names)}")
-        self._disk.write(draft, write_model)
+        self.disk.write(draft, write_model)
         (draft / STATE).mkdir(exist_ok=True)
         for part in parts:
             self._write_part(draft, part)
         share(draft)
         listed = manifests.describe(draft, step=step, metrics=metrics, parts=names, hashes=hashes)
-        self._disk.write(draft / STATE / "manifest.json", lambda path: manifests.write(path, listed))
+        self.disk.write(draft / STATE / "manifest.json", lambda path: manifests.write(path, listed))
         for path in sorted(draft.rglob("*"), reverse=True):
-            self._disk.sync(path)
-        self._disk.sync(draft)
+            self.disk.sync(path)
+        self.disk.sync(draft)
 
     def _write_part(self, draft: Path, part: NamedState) -> None:
         values, tensors = _files(draft, part.name)
         found: dict[str, Any] = {}
-        self._disk.write(values, lambda path: found.update(write_values(path, part.state())))
+        self.disk.write(values, lambda path: found.update(write_values(path, part.state())))
         if found:
-            self._disk.write(tensors, lambda path: write_tensors(path, found))
+            self.disk.write(tensors, lambda path: write_tensors(path, found))
 
     def _holds(self, path: Path, metrics: Mapping[str, float]) -> bool:
         try:
@@ -234,13 +234,13 @@ class Checkpoints:
             target = self.folder / path.name.removeprefix(".").removesuffix(REPLACED)
             with storing(target, CheckpointError):
                 if not os.path.lexists(target):
-                    self._disk.rename(path, target)
+                    self.disk.rename(path, target)
 
     def _tidy(self) -> None:
         """Removes what a killed process left half-written or half-removed."""
         self.recover()
         for path in self.folder.glob(".step-*"):
-            self._disk.remove(path)
+            self.disk.remove(path)
 
     def _retain(self, step: int) -> None:
         """Keeps the last ones up to `step` and the best of them."""
@@ -257,7 +257,7 @@ class Checkpoints:
         What cannot be read is no old checkpoint of this run that is done with, so it is not removed.
         """
         if (hidden := self._hidden(path, ".removed")) is not None:
-            self._disk.remove(hidden)
+            self.disk.remove(hidden)
 
     def _hidden(self, path: Path, how: str) -> Path | None:
         """Where a checkpoint is once its name is free; none if it cannot be read and so was set aside."""
@@ -267,7 +267,7 @@ class Checkpoints:
             self.set_aside(path)
             return None
         hidden = path.with_name(f".{path.name}{how}")
-        self._disk.rename(path, hidden)
+        self.disk.rename(path, hidden)
         return hidden
 
     def _best_of(self, folders: Sequence[tuple[int, Path]]) -> Path | None:

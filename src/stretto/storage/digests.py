@@ -34,9 +34,12 @@ Stamp = list[int]
 _writing = threading.Lock()
 
 
-def digest(path: Path, going: Callable[[], object] = lambda: None) -> str:
-    """The SHA-256 of a file, in hexadecimal. `going` is called after every block, and may raise to end it."""
-    if (known := remembered(path)) is not None:
+def digest(path: Path, going: Callable[[], object] = lambda: None, *, cache: Path = CACHE) -> str:
+    """The SHA-256 of a file, in hexadecimal. `going` is called after every block, and may raise to end it.
+
+    `cache` is the file in which digests are remembered.
+    """
+    if (known := remembered(path, cache=cache)) is not None:
         return known
     stamp, hashed = _stamp(path), hashlib.sha256()
     with path.open("rb") as file:
@@ -44,16 +47,16 @@ def digest(path: Path, going: Callable[[], object] = lambda: None) -> str:
             hashed.update(block)
             going()
     if stamp[0] >= LARGE and _stamp(path) == stamp:
-        _remember(path, stamp, hashed.hexdigest())
+        _remember(path, stamp, hashed.hexdigest(), cache)
     return hashed.hexdigest()
 
 
-def remembered(path: Path) -> str | None:
+def remembered(path: Path, *, cache: Path = CACHE) -> str | None:
     """The digest of a large file that was read before and is as it was; none if it has to be read."""
     stamp = _stamp(path)
     if stamp[0] < LARGE:
         return None
-    match _cache().get(str(path.resolve())):
+    match _cache(cache).get(str(path.resolve())):
         case [list(then), str(digest)] if then == stamp:
             return digest
     return None
@@ -64,20 +67,20 @@ def _stamp(path: Path) -> Stamp:
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
-def _cache() -> dict[str, object]:
+def _cache(cache: Path) -> dict[str, object]:
     """What is remembered; nothing if that cannot be read."""
     try:
-        found = json.loads(CACHE.read_text(encoding="utf-8"))
+        found = json.loads(cache.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _remember(path: Path, stamp: Stamp, digest: str) -> None:
+def _remember(path: Path, stamp: Stamp, digest: str, cache: Path) -> None:
     """Where nothing can be written, nothing is remembered."""
     with _writing, suppress(OSError, StrettoError):
-        CACHE.parent.mkdir(parents=True, exist_ok=True)
-        found = _cache()
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        found = _cache(cache)
         found.pop(str(path.resolve()), None)
         found[str(path.resolve())] = [stamp, digest]
-        replace(CACHE, [json.dumps(dict(list(found.items())[-MOST:]))])
+        replace(cache, [json.dumps(dict(list(found.items())[-MOST:]))])

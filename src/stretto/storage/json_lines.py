@@ -7,12 +7,15 @@ a damaged one that was finished is counted, so that whoever rewrites the file ca
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stretto.errors import StrettoError
+
+RANGES = 5
+"""Ranges of steps that are written out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,19 @@ def read_rows(path: Path) -> JsonLines:
         elif line.strip() and line is not last:
             damaged += 1
     return JsonLines(lines=tuple(lines), damaged=damaged)
+
+
+def step_ranges(steps: Collection[int]) -> str:
+    """Steps in words, for example `steps 3, 7 to 12`; at most five ranges, and empty without steps."""
+    ranges = list[list[int]]()
+    for step in sorted(steps):
+        if ranges and step == ranges[-1][1] + 1:
+            ranges[-1][1] = step
+        else:
+            ranges.append([step, step])
+    shown = [str(low) if low == high else f"{low} to {high}" for low, high in ranges[:RANGES]]
+    more = [f"and {len(ranges) - RANGES} more ranges"] if len(ranges) > RANGES else []
+    return f"step{'s' * (len(steps) > 1)} {', '.join([*shown, *more])}" if steps else ""
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:

@@ -6,8 +6,8 @@ boot of its kernel, so that on one machine a dead process, a number that was giv
 once. And it is touched every few seconds: a process of another machine counts as dead when it was silent for two
 minutes, by the clock of whoever keeps the file.
 
-A process that was only frozen so long finds another's name when it goes on, and stops before it writes (`still_held`).
-What only reads a run (`eval`) asks for no lock.
+A process that was frozen while another took its run over finds another file at the path, or another's name in it, or
+no file, and stops before it writes (`still_held`). What only reads a run (`eval`) asks for no lock.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ REBOOT = 30.0
 BUSY = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 """What flock says where another holds the lock; all else means that there are no locks here."""
 
-_held: set[int] = set()
-"""Descriptors of this process's locks; a child that was forked closes them, or the lock would outlive its owner."""
+_held: dict[int, Path] = {}
+"""Descriptor -> path of each lock of this process; a forked child closes them, or the lock would outlive its owner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +115,10 @@ def start_of(pid: int) -> str | None:
 def held(folder: Path) -> Iterator[None]:
     """Within it, this process is the one that trains in the folder; a RecipeError names another that does."""
     me = here()
-    with storing(folder / NAME):
+    path = (folder / NAME).absolute()  # whatever the working directory becomes
+    with storing(path):
         handle = _take(folder, me)
-    _held.add(handle)
+    _held[handle] = path
     done = threading.Event()
     beat = threading.Thread(target=_touch, args=(handle, done), name="lock", daemon=True)
     try:
@@ -127,22 +128,36 @@ def held(folder: Path) -> Iterator[None]:
         if os.getpid() == me.pid:
             done.set()
             beat.join()
-            _held.discard(handle)
+            _held.pop(handle, None)
             with suppress(OSError):
-                if _owner(folder / NAME) == me:
-                    (folder / NAME).unlink()
+                if _same(handle, path) and _owner(path) == me:
+                    path.unlink()
             with suppress(OSError):
                 os.close(handle)
 
 
 def still_held(folder: Path) -> None:
-    """Ends a process that was frozen until another took its run over, before it writes into that."""
-    owner = _owner(folder / NAME)
-    if owner is not None and owner != here():
-        raise StrettoError(
-            f"{folder}: process {owner.pid} on {owner.host} trains there by now, because this one gave no sign of life "
-            f"for {SILENCE:g} s; this one stops"
-        )
+    """Ends a process whose lock on the run is gone, before it writes there.
+
+    Another process takes a lock over after two minutes of silence, or when the user removed the file.
+    """
+    path = (folder / NAME).absolute()
+    handle = next((handle for handle, held in _held.items() if held == path), None)
+    try:
+        same = handle is None or _same(handle, path)
+    except OSError:  # a network that is away for a moment; a write will find out
+        return
+    owner, me = _owner(path), here()
+    if same and owner in (None, me):
+        return
+    other = "another process may have trained"
+    if owner is not None and owner != me:
+        other = f"process {owner.pid} on {owner.host} trains"
+    raise StrettoError(
+        f"{folder}: {other} there by now, because this one's lock ({path.name}) was removed, or had no sign of life for "
+        f"{SILENCE:g} s; this process stops\n"
+        f"    fix: look at the run, and continue it with `stretto resume {folder}` where it is not finished"
+    )
 
 
 def is_held(folder: Path) -> bool:
@@ -218,7 +233,7 @@ def _same(handle: int, path: Path) -> bool:
     """Whether the path still leads to the file that was opened."""
     try:
         return os.path.samestat(os.fstat(handle), os.stat(path))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
@@ -263,7 +278,7 @@ def _forget() -> None:
     """In a forked child: the lock is its parent's."""
     while _held:
         with suppress(OSError):
-            os.close(_held.pop())
+            os.close(_held.popitem()[0])
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -2,9 +2,11 @@
 
 It decides where and in which form things are kept, not what is worth keeping: numbers and rows come from the loop.
 Checkpoints live in the same folder but belong to `storage.checkpoint`. Lines reach the operating system as they are
-made, so a killed process loses none; a line that a crash tore is dropped when the journal is reopened.
+made, so a killed process loses none; a line that a crash tore is dropped when the journal is reopened. `sync` forces
+them to the medium, so a power cut loses no line of a step that has a checkpoint.
 
 Write a step's metrics before its checkpoint: on resume, what is later than the checkpoint is dropped and made again.
+A process that lost the run's lock writes nothing here (`lock.still_held`).
 """
 
 from __future__ import annotations
@@ -17,13 +19,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from stretto.errors import RecipeError, StrettoError
 from stretto.storage import lock
-from stretto.storage.atomic import replace, storing, to_json, unused, write_all
-from stretto.storage.json_lines import read_rows
+from stretto.storage.atomic import Disk, replace, storing, to_json, unused, write_all
+from stretto.storage.json_lines import read_rows, step_ranges
+from stretto.storage.manifest import NUMBERED
 from stretto.storage.trace import TraceFile
 
 SAMPLES = re.compile(r"(?:step|eval)-(\d{6,})\.jsonl")
@@ -75,6 +79,7 @@ class Journal:
         self._trace = trace
         self._step = step
         self._sinks = tuple(sinks)
+        self._sampled: SimpleQueue[Path] = SimpleQueue()  # files of samples that `sync` has not forced to the medium
         with storing(folder):
             (folder / "samples").mkdir(exist_ok=True)
 
@@ -103,10 +108,15 @@ class Journal:
     ) -> Journal:
         """Goes on after `step`: whatever is later, and any line that a crash tore, is dropped.
 
-        With `again` the metrics of `step` itself are dropped too, because they will be written again.
+        With `again` the metrics of `step` itself are dropped too, because they will be written again. Steps without
+        metrics, and checkpoints without an event, are noted: the files were cut.
         """
-        _truncate(folder / "metrics.jsonl", step - again, note)
+        steps = _truncate(folder / "metrics.jsonl", step - again, note)
+        if missing := step_ranges(set(range(1, step + 1 - again)) - steps):
+            note(f"metrics.jsonl lacks {missing}: lines were cut off or lost; the run continues without them")
         _truncate(folder / "events.jsonl", step, note)
+        if step and (missing := _unrecorded(folder, step)):
+            note(f"events.jsonl lacks {missing}: lines were cut off or lost; the run continues without them")
         for path in (folder / "samples").glob("*.jsonl"):
             match = SAMPLES.fullmatch(path.name)
             if match and int(match[1]) > step:
@@ -127,13 +137,13 @@ class Journal:
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes the step's trajectories, one line each, all or none."""
-        replace(self.folder / "samples" / f"step-{step:06d}.jsonl", (to_json(row) + "\n" for row in rows))
+        self._write_rows(f"step-{step:06d}.jsonl", rows)
         for sink in self._sinks:
             sink.samples(step, rows)
 
     def held_out(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Writes the held-out answers of the evaluation after a step, one line each, all or none."""
-        replace(self.folder / "samples" / f"eval-{step:06d}.jsonl", (to_json(row) + "\n" for row in rows))
+        self._write_rows(f"eval-{step:06d}.jsonl", rows)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Notes something that happened, with the time; of the step under way unless `step` says otherwise."""
@@ -142,14 +152,32 @@ class Journal:
 
     def timeline(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Adds Chrome-trace events (`report.timeline.to_events`) to timeline.json."""
+        lock.still_held(self.folder)
         self._trace.append(events)
+
+    def sync(self, disk: Disk) -> None:
+        """Returns when metrics, events and samples that were written so far are on the medium."""
+        written = [self.folder / "metrics.jsonl", self.folder / "events.jsonl"]
+        while not self._sampled.empty():
+            written.append(self._sampled.get())
+        for path in (*written, self.folder / "samples", self.folder):
+            with storing(path):
+                if path.exists():  # a user may remove samples while the run trains
+                    disk.sync(path)
 
     def close(self) -> None:
         """Closes the sinks; the files are closed after every write."""
         for sink in self._sinks:
             sink.close()
 
+    def _write_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        lock.still_held(self.folder)
+        path = self.folder / "samples" / name
+        replace(path, (to_json(row) + "\n" for row in rows))
+        self._sampled.put(path)
+
     def _append(self, name: str, values: Mapping[str, Any]) -> None:
+        lock.still_held(self.folder)
         path = self.folder / name
         with storing(path), path.open("ab", buffering=0) as file:
             write_all(file.fileno(), to_json(values).encode("ascii") + b"\n")
@@ -229,12 +257,27 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _truncate(path: Path, step: int, note: Callable[[str], None]) -> None:
-    """Keeps the whole lines up to `step`; a file with damaged ones is kept beside it, and that is noted."""
+def _unrecorded(folder: Path, step: int) -> str:
+    """The start of the run and the checkpoints before `step` that events.jsonl does not hold, in words.
+
+    A kill may come between the checkpoint of `step` and its event, so that one may be missing.
+    """
+    rows = list(read_rows(folder / "events.jsonl"))
+    told = {row["step"] for row in rows if row.get("kind") == "checkpoint"}
+    found = (NUMBERED.fullmatch(path.name) for path in (folder / "checkpoints").glob("step-*"))
+    kept = step_ranges({number for match in found if match and (number := int(match[1])) < step} - told)
+    started = any(row.get("kind") == "started" for row in rows)
+    return " and ".join(["the start of the run"] * (not started) + [f"checkpoint events of {kept}"] * bool(kept))
+
+
+def _truncate(path: Path, step: int, note: Callable[[str], None]) -> set[int]:
+    """Keeps the whole lines up to `step` and returns their steps; a file with damaged ones is kept beside it."""
     with storing(path):
         rows = read_rows(path)
         if rows.damaged:
             kept = unused(path.with_name(f"{path.name}.unreadable"))
             shutil.copy2(path, kept)
             note(f"{path.name}: damaged lines were left out ({rows.damaged}); all of it is in {kept.name}")
-    replace(path, [line + "\n" for at, line in rows.lines if at <= step])
+    lines = [(at, line) for at, line in rows.lines if at <= step]
+    replace(path, [line + "\n" for _, line in lines])
+    return {at for at, _ in lines}
