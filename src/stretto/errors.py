@@ -55,6 +55,14 @@ class StrettoError(Exception):
     exit_code = 1
 
 
+class UnreadableFileError(StrettoError, OSError):
+    """A file of a run that is none: a pipe, a device, a folder, or far too large."""
+
+    def __init__(self, path: object, why: str) -> None:
+        super().__init__(f"{path}: {why}\n    fix: put the run's own file back, or remove this one")
+        self.strerror = why
+
+
 class RunStopped(KeyboardInterrupt):
     """A run has ended before its last step because it was asked to, and its checkpoint is written if one is due.
 

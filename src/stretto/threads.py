@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
@@ -159,11 +160,66 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         finally:
             del _TASKS[threading.get_ident()]
 
-    with asyncio.Runner(loop_factory=loop) as runner:
+    if interrupted():  # the import of a library may have swallowed what Ctrl-C raised
+        work.close()
+        raise KeyboardInterrupt
+    with _handled_by_loops(), asyncio.Runner(loop_factory=loop) as runner:
         try:
             return runner.run(noted())
         except asyncio.CancelledError:  # who cancels the whole of it wants what Ctrl-C does
             raise KeyboardInterrupt from None
+
+
+_PRESSED = threading.Event()
+"""Set once Ctrl-C was pressed within `interrupts_noted`, whatever became of what it raised."""
+
+
+@contextmanager
+def interrupts_noted() -> Iterator[None]:
+    """Within it, outside of event loops, Ctrl-C is remembered next to raising KeyboardInterrupt.
+
+    Libraries that are being imported may catch that, and fail later of the half module that is left.
+    """
+    _PRESSED.clear()
+    mine = threading.current_thread() is threading.main_thread()
+    if not mine or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, _note_interrupt)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is _note_interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def interrupted() -> bool:
+    """True if Ctrl-C was pressed and nothing has answered it."""
+    return _PRESSED.is_set()
+
+
+def forget_interrupt() -> None:
+    """For callers that answer a Ctrl-C and continue."""
+    _PRESSED.clear()
+
+
+def _note_interrupt(number: int, frame: Any) -> None:
+    _PRESSED.set()
+    signal.default_int_handler(number, frame)
+
+
+@contextmanager
+def _handled_by_loops() -> Iterator[None]:
+    """Within it, Python's own handler stands in the place of ours: asyncio takes over from no other."""
+    mine = threading.current_thread() is threading.main_thread()
+    if not mine or signal.getsignal(signal.SIGINT) is not _note_interrupt:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, _note_interrupt)
 
 
 _TASKS: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = {}

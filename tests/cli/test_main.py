@@ -1,21 +1,25 @@
 """The command line as programs and people meet it: exit codes, what stands where, and that help is instant."""
 
+import asyncio
 import json
+import signal
 import subprocess
 import sys
 import tempfile
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from stretto import __version__
+from stretto import __version__, threads
 from stretto.api import recipes as opening
+from stretto.cli import doctor as doctor_command
 from stretto.cli import main as entry
 from stretto.cli import render
 from stretto.cli.main import main
-from stretto.errors import DeadlineError, EngineError
+from stretto.errors import DeadlineError, EngineError, RecipeError
 from stretto.recipe.load import load_recipe
 
 RECIPE = """
@@ -262,3 +266,62 @@ def test_another_algorithm_is_no_supervised_fine_tuning(tmp_path, capsys):
     (tmp_path / "recipe.yaml").write_text("algorithm: {name: rloo}\n")
     assert main(["sft", str(tmp_path / "recipe.yaml")]) == 2
     assert "algorithm.name: is rloo, and stretto sft is for sft" in capsys.readouterr().err
+
+
+SWALLOWS = {
+    "fails as half a module does": "raise ModuleNotFoundError('Could not import module')",
+    "fails as an optional package that lacks": "raise RecipeError.of('x', 'is not installed', 'install it')",
+    "fails in a file": "raise OSError(28, 'No space left on device')",
+    "begins an event loop": "threads.run(asyncio.sleep(0)); raise SystemExit(7)",
+    "begins an event loop beside another": "threads.outside_loops(threads.run, asyncio.sleep(0)); raise SystemExit(7)",
+}
+
+
+@pytest.mark.parametrize("then", SWALLOWS)
+def test_interrupt_that_an_import_swallowed_exits_with_130(monkeypatch, capsys, then):
+    def doctor():
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        exec(SWALLOWS[then])
+
+    monkeypatch.setattr(doctor_command, "doctor", doctor)
+    assert main(["doctor"]) == 130
+    assert "bug" not in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_failure_without_an_interrupt_stays_what_it_is(monkeypatch, capsys):
+    def doctor():
+        raise ModuleNotFoundError("half")
+
+    monkeypatch.setattr(doctor_command, "doctor", doctor)
+    assert main(["doctor"]) == 1
+    assert "this is a bug in stretto" in capsys.readouterr().err
+
+
+def test_interrupt_that_was_answered_turns_no_later_failure_into_130(monkeypatch):
+    def doctor():
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            threads.forget_interrupt()
+        raise RecipeError.of("x", "is wrong", "correct it")
+
+    monkeypatch.setattr(doctor_command, "doctor", doctor)
+    assert main(["doctor"]) == 2
+
+
+def test_interrupt_of_an_event_loop_cancels_it_under_the_command_line(monkeypatch):
+    seen = []
+
+    async def work():
+        try:
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(5)
+        except asyncio.CancelledError:
+            seen.append("canceled")
+            raise
+
+    monkeypatch.setattr(doctor_command, "doctor", lambda: threads.run(work()))
+    assert main(["doctor"]) == 130
+    assert seen == ["canceled"]

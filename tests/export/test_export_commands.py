@@ -1,18 +1,26 @@
 """`merge`, `export` and `push` as programs and people meet them: what is printed, exit codes, and what is kept."""
 
+import io
 import json
 import shutil
 from dataclasses import replace
 
 import pytest
 import yaml
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig
 
+from exported import ADAPTER, TEMPLATE, model_in, run_of
 from running import data_with
 from stretto.api import exports as api
 from stretto.cli.main import main
 from stretto.errors import RecipeError
 from stretto.export import weights
 from stretto.export.push import HuggingFaceHub
+from stretto.export.saved_model import find
+
+LLAMA = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+"""Sizes of a tiny model."""
 
 
 @pytest.fixture
@@ -78,3 +86,79 @@ def test_a_reward_model_answers_nothing_so_nothing_is_made_of_it(tmp_path, ask, 
     with pytest.raises(RecipeError, match="a reward model answers nothing") as caught:
         ask(tmp_path)
     assert "roles.reward_model.name" in caught.value.problems[0].fix
+
+
+def llama(folder):
+    """A tiny model in a folder of the user's own."""
+    return model_in(folder, LlamaConfig(**LLAMA, max_position_embeddings=128), kind="gpt-2")
+
+
+def tampered(path):
+    """Scales numbers of a file of weights, as a base that was updated in place has other ones."""
+    weights = load_file(path)
+    name = max(weights, key=lambda each: weights[each].numel())
+    weights[name] = weights[name] * 3
+    path.unlink()  # a file may be shared with the bases of other runs
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+USES = {
+    "merge": lambda run: ["merge", str(run)],
+    "export": lambda run: ["export", str(run), "--gguf"],
+    "push": lambda run: ["push", str(run), "--to", "a/b", "--dry-run"],
+    "push merged": lambda run: ["push", str(run), "--to", "a/b", "--dry-run", "--merged"],
+    "chat": lambda run: ["chat", str(run)],
+    "replay": lambda run: ["replay", str(run), "--step", "2"],
+    "eval": lambda run: ["eval", str(run)],
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_run_with_another_base_is_refused_by_everything_that_uses_its_model(run, tmp_path, capsys, monkeypatch, use):
+    mine = shutil.copytree(run, tmp_path / "run")
+    tampered(mine / "base/model.safetensors")
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    before = sorted(mine.rglob("*"))
+    assert main(USES[use](mine)) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "model.name: " in told and "differs from what this run was trained with" in told
+    assert "base/model.safetensors" in told.replace(" ", "")
+    assert sorted(mine.rglob("*")) == before
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json", "generation_config.json"])
+def test_base_folder_of_the_recipe_that_was_updated_since_is_refused(tmp_path, file):
+    model = llama(tmp_path / "model")
+    run = run_of(tmp_path, model, model__adapter=ADAPTER, run__steps=1)
+    assert find(run).step == 1
+    if file == "model.safetensors":
+        tampered(model / file)
+    else:
+        (model / file).write_text((model / file).read_text() + "\n")
+    with pytest.raises(RecipeError, match=f"{file} differs from what this run was trained with"):
+        find(run)
+
+
+def test_chat_template_of_the_recipe_that_was_changed_since_is_refused_by_merge(tmp_path):
+    (tmp_path / "talk.jinja").write_text(TEMPLATE)
+    model = llama(tmp_path / "model")
+    run = run_of(tmp_path, model, model__adapter=ADAPTER, task__chat_template="talk.jinja", run__steps=1)
+    find(run)
+    (tmp_path / "talk.jinja").write_text(TEMPLATE.replace("assistant", "model"))
+    with pytest.raises(RecipeError, match=r"talk.jinja differs from what this run was trained with"):
+        find(run)
+
+
+def test_template_of_a_base_that_was_cut_is_named_by_merge(run, tmp_path, capsys):
+    mine = shutil.copytree(run, tmp_path / "run")
+    path = mine / "base/chat_template.jinja"
+    path.write_text(path.read_text()[:40])
+    assert main(["merge", str(mine)]) == 2
+    assert "base/chat_template.jinja" in "".join(capsys.readouterr().err.split())
+
+
+def test_whole_model_of_a_run_needs_no_base(tmp_path):
+    model = llama(tmp_path / "model")
+    run = run_of(tmp_path, model, run__steps=1)
+    shutil.rmtree(model)
+    assert find(run).load("float32").network is not None

@@ -160,6 +160,22 @@ def test_what_the_run_does_not_read_may_change(project, change):
     assert refused(run) == {}
 
 
+def test_file_that_a_copied_run_lacks_is_named_where_it_would_be(made, tmp_path):
+    """The original is still there, and is not what is missing."""
+    original = made[1]
+    copy = shutil.copytree(original, tmp_path / "copy")
+    (copy / "base/config.json").unlink()
+    problem = refused(copy)["model.name"]
+    assert f"{copy / 'base/config.json'} is gone" in problem.reason
+    assert str(original) not in problem.reason
+
+
+def test_module_that_a_moved_project_lacks_is_named_where_it_would_be(project):
+    folder, run = project
+    (folder / "late.py").unlink()
+    assert f"{folder / 'late.py'} is gone" in refused(run)["rewards"].reason
+
+
 def test_all_that_changed_is_told_at_once(project):
     root, run = project
     for change in ("another answer", "what it imports", "a bit of base"):

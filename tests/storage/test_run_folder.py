@@ -2,15 +2,20 @@
 
 import json
 import math
+import os
+from contextlib import suppress
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto.errors import RecipeError, StrettoError
+from stretto.errors import RecipeError, StrettoError, UnreadableFileError
+from stretto.report.read_run import RunRecord
 from stretto.report.timeline import Span, to_events
+from stretto.storage import lock
 from stretto.storage.atomic import Disk
+from stretto.storage.checkpoint import Checkpoints
 from stretto.storage.run_folder import Journal, claim_folder, free_folder
 from stretto.storage.trace import TraceFile
 
@@ -283,3 +288,60 @@ def test_a_folder_that_cannot_be_made_is_a_problem_of_the_recipe(tmp_path, claim
 def test_an_explicit_folder_is_made_with_its_parents(tmp_path):
     assert claim_folder(tmp_path / "a" / "b") == tmp_path / "a" / "b"
     assert (tmp_path / "a" / "b").is_dir()
+
+
+def special(path, kind):
+    """Puts something that is no file of a run in the place of one."""
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "endless device":
+        path.symlink_to("/dev/zero")
+    elif kind == "terabyte":
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+    else:
+        path.mkdir()
+    return path
+
+
+KINDS = ("pipe", "endless device", "terabyte", "folder")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "timeline.json"])
+def test_special_file_is_refused_by_name_when_a_run_is_reopened(tmp_path, name, kind):
+    folder = written(tmp_path / "run")
+    special(folder / name, kind)
+    with pytest.raises(UnreadableFileError, match=rf"{name}: (is not a regular file|has 1,099,511,627,776 bytes)"):
+        Journal.reopen(folder, step=3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["state/manifest.json", "adapter_config.json", "state/empty.json"])
+def test_special_file_in_a_checkpoint_is_damage_that_a_resume_goes_around(tmp_path, name, kind):
+    store = Checkpoints(tmp_path / "checkpoints", keep=9, best=None)
+
+    def model(folder):
+        (folder / "adapter_config.json").write_text("{}")
+        (folder / "state").mkdir()
+        (folder / "state/empty.json").touch()
+
+    for step in (1, 2):
+        store.save(step, parts=[], write_model=model, metrics={})
+    special(tmp_path / "checkpoints/step-000002" / name, kind)
+    skipped = []
+    assert store.latest(lambda path, why: skipped.append(path.name)).name == "step-000001"
+    assert skipped == ["step-000002"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [lock.NAME, "plan.json", "samples/step-000001.jsonl", "timeline.json"])
+def test_special_file_stops_no_reader_of_a_run(tmp_path, name, kind):
+    folder = written(tmp_path / "run")
+    special(folder / name, kind)
+    run = RunRecord(folder)
+    assert run.alive in (True, False) and run.plan is not None
+    for read in (lambda: run.samples(1), lambda: run.spans):
+        with suppress(UnreadableFileError):
+            read()

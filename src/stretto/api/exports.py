@@ -41,13 +41,16 @@ def merge(
     ExportError, and nothing is kept, if the proof fails.
     """
     from stretto.export.merge import merge as merged
-    from stretto.export.saved_model import find
+    from stretto.export.saved_model import SavedModel, using
 
     _refuse("--dtype", dtype, DTYPES)
     _refuse_count(prompts)
-    model = find(place_of(run), step, note=note)
-    target = Path(to) if to is not None else model.run / "merged" / model.checkpoint.name
-    return merged(model, target, dtype=dtype, plain=plain_base, most=prompts, note=note)
+
+    def use(model: SavedModel) -> Merged:
+        target = Path(to) if to is not None else model.run / "merged" / model.checkpoint.name
+        return merged(model, target, dtype=dtype, plain=plain_base, most=prompts, note=note)
+
+    return using(place_of(run), step, use, note=note)
 
 
 def export_gguf(
@@ -65,12 +68,17 @@ def export_gguf(
     `to` is by default RUN/gguf/step-NNNNNN-TYPE.gguf. `plain_base` is as for `merge`.
     """
     from stretto.export.gguf_file import TYPES, export
-    from stretto.export.saved_model import find
+    from stretto.export.saved_model import using
 
     _refuse("--quantise", quantise, ("auto", *TYPES))
     _refuse_count(prompts)
-    model = find(place_of(run), step, note=note)
-    return export(model, None if to is None else Path(to), kind=quantise, plain=plain_base, most=prompts, note=note)
+    target = None if to is None else Path(to)
+    return using(
+        place_of(run),
+        step,
+        lambda model: export(model, target, kind=quantise, plain=plain_base, most=prompts, note=note),
+        note=note,
+    )
 
 
 def push(
@@ -94,15 +102,18 @@ def push(
     """
     from stretto.export.push import HuggingFaceHub
     from stretto.export.push import push as pushed
-    from stretto.export.saved_model import find
+    from stretto.export.saved_model import SavedModel, using
 
     _refuse_count(prompts)
-    model = find(place_of(run), step, note=note)
     chosen = None if dry_run else hub or HuggingFaceHub()
-    return pushed(
-        model, to, licence=licence, merged=merged, plain=plain_base, private=private, hub=chosen, most=prompts,
-        note=note,
-    )  # fmt: skip
+
+    def use(model: SavedModel) -> Pushed:
+        return pushed(
+            model, to, licence=licence, merged=merged, plain=plain_base, private=private, hub=chosen, most=prompts,
+            note=note,
+        )  # fmt: skip
+
+    return using(place_of(run), step, use, note=note)
 
 
 def chat(
@@ -116,10 +127,14 @@ def chat(
 ) -> ChatSession:
     """A conversation with a run's model; `session.say(text, show)` answers. Left out settings are as in training."""
     from stretto.export.chat import ChatSession
-    from stretto.export.saved_model import find
+    from stretto.export.saved_model import using
 
-    model = find(place_of(run), step, note=note)
-    return ChatSession(model, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
+    return using(
+        place_of(run),
+        step,
+        lambda model: ChatSession(model, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed),
+        note=note,
+    )
 
 
 def _refuse(field: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stretto.errors import RecipeError
 from stretto.recipe.load import Changes
 from stretto.recipe.schema import Recipe
+from stretto.storage.atomic import read_small
 from stretto.types import Message
 
 if TYPE_CHECKING:
@@ -106,6 +107,6 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a file of JSON lines; a last one that is being written is left out."""
     if not path.is_file():
         return []
-    text = path.read_text(encoding="utf-8")
+    text = read_small(path).decode("utf-8")
     rows: list[Mapping[str, Any]] = [json.loads(line) for line in text[: text.rfind("\n") + 1].split("\n") if line]
     return [dict(row) for row in rows]

@@ -10,6 +10,7 @@ from typing import Annotated, TextIO
 
 import typer
 
+from stretto import threads
 from stretto.api import exports as api
 from stretto.cli import render
 
@@ -42,6 +43,7 @@ def chat(
             try:
                 reply = session.say(text, show)
             except KeyboardInterrupt:
+                threads.forget_interrupt()
                 show("\n(stopped; neither question nor answer count)\n")
                 continue
             if not reply.tokens:

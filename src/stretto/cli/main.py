@@ -19,7 +19,7 @@ from stretto import __version__
 from stretto.cli import render
 from stretto.errors import StrettoError
 from stretto.report.stream import OutputLost, delivered, standard_streams
-from stretto.threads import leave
+from stretto.threads import interrupted, interrupts_noted, leave
 
 PANELS = {
     "Train": ("train", "sft", "reward-model", "resume", "value", "sweep"),
@@ -139,7 +139,7 @@ def _run(given: Sequence[str]) -> int:
     for_output = given[:1] not in (["train"], ["resume"], ["sweep"], ["sft"], ["reward-model"])  # made in a folder
     with standard_streams(output_matters=for_output):
         try:
-            with render.documents_alone() if as_json else nullcontext():
+            with interrupts_noted(), render.documents_alone() if as_json else nullcontext():
                 code = _done(given, show)
         except OutputLost:
             code = 1
@@ -158,13 +158,14 @@ def _done(given: Sequence[str], show: render.Failures) -> int:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         return show.usage() if code == 2 else code
     except StrettoError as error:
-        return show.expected(error)
+        code = show.expected(error)
+        return 130 if interrupted() else code
     except KeyboardInterrupt:
         return 130
     except OutputLost:
         raise
-    except OSError as error:
-        return show.disk(error) if error.errno in render.DISK else show.bug(error)
     except Exception as error:
-        return show.bug(error)
+        if interrupted():  # the import of a library swallowed it, and the half module that is left failed
+            return 130
+        return show.disk(error) if isinstance(error, OSError) and error.errno in render.DISK else show.bug(error)
     return 0

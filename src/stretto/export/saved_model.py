@@ -10,27 +10,29 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from stretto.algorithms.catalog import trains_reward_model
 from stretto.environments.render import Renderer
-from stretto.errors import CheckpointError, RecipeError
+from stretto.errors import RecipeError
 from stretto.models.adapter_folder import AdapterFacts, read_adapter
+from stretto.models.files import files_read
 from stretto.models.load import Policy, load
 from stretto.models.source import ModelFiles, cached_config, locate
-from stretto.models.template_file import use_template
+from stretto.models.template_file import template_path, use_template
 from stretto.recipe.schema import Recipe
+from stretto.runtime.base_copy import Note
 from stretto.runtime.build import load_task
-from stretto.runtime.inputs import read_record
+from stretto.runtime.inputs import read_record, refuse_other_base
 from stretto.runtime.moved import point_adapters
+from stretto.runtime.reading import NEWEST, read_checkpoint
 from stretto.runtime.recipe_file import load_run_recipe
-from stretto.storage.checkpoint import Checkpoints, none_yet, step_of
-from stretto.storage.manifest import verify
+from stretto.storage.checkpoint import step_of
 from stretto.types import Prompt
 
-NEWEST, BEST = "newest", "best"
-"""What a checkpoint may be called besides by its step."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,42 +93,30 @@ class SavedModel:
         return (task.heldout or task.training)[:most]
 
 
-def find(run: Path, which: str = NEWEST, *, note: Callable[[str], None] = lambda text: None) -> SavedModel:
-    """The model of a run's newest sound checkpoint, of its best one, or of that of a step."""
+def find(run: Path, which: str = NEWEST, *, note: Note = lambda text: None) -> SavedModel:
+    """The model of a run's newest valid checkpoint, of its best one, or of that of a step."""
+    return using(run, which, lambda model: model, note=note)
+
+
+def using(run: Path, which: str, use: Callable[[SavedModel], T], *, note: Note = lambda text: None) -> T:
+    """Call `use` with that model and return its result; the run does not remove its checkpoint meanwhile.
+
+    RecipeError where the base or the chat template is not the one that the run was trained with.
+    """
     recipe, root = load_run_recipe(run)
     if trains_reward_model(recipe.algorithm.name):
         reason = f"a reward model answers nothing, and {run} has trained one"
         fix = "name a checkpoint of it, a folder that transformers reads as a sequence classifier, as"
         raise RecipeError.of("algorithm.name", reason, f"{fix} roles.reward_model.name")
-    checkpoints = Checkpoints(run / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
-    checkpoint = _chosen(run, checkpoints, which, note)
     point_adapters(run, recipe, root)
-    return SavedModel(
-        run=run, recipe=recipe, root=root, checkpoint=checkpoint, files=_files(run, recipe, root, checkpoint)
-    )
 
+    def opened(checkpoint: Path) -> T:
+        files = _files(run, recipe, root, checkpoint)
+        base = {} if files.adapter is None else files_read(replace(files, adapter=None))
+        refuse_other_base(run, base, template_path(recipe.task, root), note=note)
+        return use(SavedModel(run=run, recipe=recipe, root=root, checkpoint=checkpoint, files=files))
 
-def _chosen(run: Path, checkpoints: Checkpoints, which: str, note: Callable[[str], None]) -> Path:
-    """The folder of a checkpoint that was found to be whole."""
-    if which == NEWEST:
-        found = checkpoints.latest(lambda path, why: note(f"skipped {path.name}: {why}"))
-        if found is None:
-            raise none_yet(run)
-        return found
-    if which == BEST:
-        found = checkpoints.best()
-        if found is None:
-            reason = f"{run}: no checkpoint has the metric that checkpoint.best names"
-            raise CheckpointError(f"{reason}\n    fix: --step newest, or the number of one")
-    elif which.isascii() and which.isdigit():
-        found = checkpoints.folder / f"step-{int(which):06d}"
-    else:
-        raise RecipeError.of("--step", f"{which!r} is no step", "give the number of a checkpoint, newest or best")
-    if not found.is_dir():
-        there = ", ".join(sorted(str(step_of(path)) for path in checkpoints.folder.glob("step-*[0-9]"))) or "none"
-        raise RecipeError.of("--step", f"{run} holds no checkpoint of step {which}", f"those that it holds: {there}")
-    verify(found)
-    return found
+    return read_checkpoint(run, recipe, opened, which=which, note=note)
 
 
 def _files(run: Path, recipe: Recipe, root: Path, checkpoint: Path) -> ModelFiles:

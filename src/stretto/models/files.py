@@ -31,6 +31,9 @@ SETTINGS = (
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 """Files of weights, or what says which they are; the first of them that exists is read."""
 
+ADAPTER = "adapter/"
+"""How the names of an adapter's files begin."""
+
 
 def files_read(files: ModelFiles) -> dict[str, Path]:
     """Name -> path of every file that loading reads; nothing for `scratch` and for what is not on this machine yet."""
@@ -44,7 +47,7 @@ def files_read(files: ModelFiles) -> dict[str, Path]:
 def adapter_files(folder: Path) -> dict[str, Path]:
     """What decides of an adapter's folder: its weights. The recipe says the rest, and the tokenizer is the base's."""
     weights = next((name for name in ADAPTERS if (folder / name).is_file()), ADAPTERS[0])
-    return {f"adapter/{weights}": folder / weights}
+    return {f"{ADAPTER}{weights}": folder / weights}
 
 
 def files_in(folder: Path) -> dict[str, Path]:

@@ -21,7 +21,7 @@ from stretto.errors import RecipeError
 from stretto.recipe import yaml_io
 from stretto.report.timeline import Span
 from stretto.storage import lock
-from stretto.storage.json_lines import content_of, numbers_of, parsed, read_rows, whole
+from stretto.storage.json_lines import content_of, numbers_of, parsed, read_rows, step_ranges, whole
 
 SAVED = re.compile(r"step-(\d{6,})")
 """Name of a checkpoint's folder."""
@@ -136,12 +136,8 @@ class RunRecord:
     @property
     def lost(self) -> str:
         """The steps that metrics.jsonl lacks, in words; empty if it lacks none."""
-        if not self.gaps:
-            return ""
-        ranges = [f"{low}" if low == high else f"{low} to {high}" for low, high in self.gaps]
-        shown = ", ".join(ranges[:5]) + (f" and {len(ranges) - 5} more ranges" if len(ranges) > 5 else "")
-        one = len(self.gaps) == 1 and self.gaps[0][0] == self.gaps[0][1]
-        return f"metrics.jsonl lacks step{'' if one else 's'} {shown}"
+        told = step_ranges({step for low, high in self.gaps for step in range(low, high + 1)})
+        return f"metrics.jsonl lacks {told}" if told else ""
 
     @property
     def steps(self) -> int:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from stretto import plugins
 from stretto.errors import RecipeError
-from stretto.models.files import files_in, files_read
+from stretto.models.files import ADAPTER, files_in, files_read
 from stretto.models.source import locate
 from stretto.models.template_file import template_path
 from stretto.recipe.schema import Recipe, RoleModel, Roles
-from stretto.runtime.base_copy import makes_base
+from stretto.runtime.base_copy import BASE, makes_base
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.runtime.value_table import COPY
 from stretto.sandbox.imports import sources
@@ -65,10 +65,10 @@ def readers(
     asked = "task.source.path" if path else "task.source.name" if source.kind == "hf" else "task.source"
     found: dict[str, Callable[[Read], Items]] = {
         asked: lambda read: prompt_items(load_prompts(recipe.task, root), path or name or source.kind),
-        "model.name": lambda read: _files(_model_paths(recipe, root, folder), read),
+        "model.name": lambda read: file_items(_model_paths(recipe, root, folder), read),
     }
     if template := template_path(recipe.task, root):
-        found["task.chat_template"] = lambda read: _files({template.name: template}, read)
+        found["task.chat_template"] = lambda read: file_items({template.name: template}, read)
     own: dict[str, list[str]] = defaultdict(list)
     for kind, field, name in plugins.plugins_of(recipe):
         if kind not in ("source", "logger"):  # prompts are compared themselves, and what logs changes nothing
@@ -85,7 +85,7 @@ def readers(
             found[f"roles.{role}.name"] = partial(_model, str(section.name), root)
     if getattr(recipe.algorithm, "vstar", None) is not None:
         copy = folder / COPY
-        found["algorithm.vstar.table"] = lambda read: _files({COPY: copy} if copy.exists() else {}, read)
+        found["algorithm.vstar.table"] = lambda read: file_items({COPY: copy} if copy.exists() else {}, read)
     return found
 
 
@@ -110,27 +110,32 @@ def prompt_items(prompts: Sequence[Prompt], where: str) -> Items:
 def _model_paths(recipe: Recipe, root: Path, folder: Path) -> dict[str, Path]:
     """The files of the model that is trained: those of the run's own copy, where it has one."""
     files = locate(recipe.model.name, root)
+    own = folder / BASE
     if makes_base(recipe, files):
-        return {f"base/{name}": path for name, path in files_in(folder / "base").items()}
-    return files_read(files)
+        return {f"{BASE}/{name}": path for name, path in files_in(own).items()}
+    read = files_read(files)
+    if own.is_dir():  # of the run whose adapter training went on with
+        return files_in(own) | {name: path for name, path in read.items() if name.startswith(ADAPTER)}
+    return read
 
 
 def _model(name: str, root: Path, read: Read) -> Items:
     """A model that is read as it is."""
-    return _files(files_read(locate(name, root)), read)
+    return file_items(files_read(locate(name, root)), read)
 
 
 def _code(kinds: Sequence[str], folders: Sequence[str], given: UserFunctions, read: Read) -> Items:
     """The files of the user's that plug-ins are made of, and functions that were given as objects."""
     named = [kind for kind in kinds if plugins.is_plugin(kind)]
     files = {name: path for target in named for name, path in sources(target, folders).items()}
-    return _files(files, read) | {
+    return file_items(files, read) | {
         kind: InputFile(what=kind, size=1, unit="functions", sha256=digest)
         for kind, digest in given.sources(kinds).items()
     }
 
 
-def _files(paths: Mapping[str, Path], read: Read) -> Items:
+def file_items(paths: Mapping[str, Path], read: Read) -> Items:
+    """Files by their content."""
     found = {}
     for name, path in paths.items():
         try:

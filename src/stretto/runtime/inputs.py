@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -19,15 +19,17 @@ from types import TracebackType
 from typing import Self
 
 from stretto.errors import ChangedInputsError, Problem, RecipeError, StrettoError
+from stretto.models.files import ADAPTER
 from stretto.recipe.schema import Recipe, Roles
-from stretto.runtime.base_copy import Note
+from stretto.runtime.base_copy import BASE, Note
 from stretto.runtime.download import fetch_models
-from stretto.runtime.input_items import PROMPTS, InputFile, Items, Read, readers
+from stretto.runtime.input_items import PROMPTS, InputFile, Items, Read, file_items, readers
 from stretto.runtime.interrupt import stop_if_interrupted
 from stretto.runtime.recipe_changes import allowed
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
+from stretto.runtime.value_table import COPY
+from stretto.storage.atomic import read_small, to_json
 from stretto.storage.atomic import replace as replace_file
-from stretto.storage.atomic import to_json
 from stretto.storage.digests import CACHE, LARGE, digest, remembered
 from stretto.storage.lock import still_held
 
@@ -36,6 +38,9 @@ NAME = "inputs.json"
 
 FORMAT = 1
 """Version of its layout."""
+
+AS_TRAINED = "put it back as it was; a run is asked with what it was trained with"
+"""What to do about a change before a run's model is used."""
 
 REMEDY = "put it back as it was, or pass --allow {key} to go on with it as it is now"
 """What to do about a change before a resume."""
@@ -102,15 +107,41 @@ def refuse_changed(
     read = _patient(note)
     problems = []
     for key, find in compared.items():
-        if changes := list(_changes(record.inputs[key], find(read))):
-            more = [f"and {len(changes) - SHOWN} more"] if len(changes) > SHOWN else []
-            reason = "; ".join([*changes[:SHOWN], *more])
-            problems.append(Problem(field=key, reason=reason, fix=remedy.format(key=key)))
+        problems += _problems(key, record.inputs[key], find(read), folder, remedy)
     if problems:
         raise ChangedInputsError(*problems)
 
 
-def _changes(old: Items, new: Items) -> Iterator[str]:
+def refuse_other_base(run: Path, base: Mapping[str, Path], template: Path | None, *, note: Note) -> None:
+    """Refuses another base model or chat template than the run was trained with, where a model is taken out of it.
+
+    `base` are the files that are read next to the checkpoint, by name; none where the checkpoint is the whole model.
+    """
+    record, read = read_record(run), _patient(note)
+    if record is None:
+        return
+    known = {name: item for name, item in record.inputs.get("model.name", {}).items() if not name.startswith(ADAPTER)}
+    own = next((f"{BASE}/" for name in known if name.startswith(f"{BASE}/")), "")
+    compared = {"model.name": (known, {f"{own}{name}": path for name, path in base.items()})}
+    if template is not None:
+        compared["task.chat_template"] = (record.inputs.get("task.chat_template", {}), {template.name: template})
+    problems = []
+    for key, (old, paths) in compared.items():
+        if old and paths:
+            problems += _problems(key, old, file_items(paths, read), run, AS_TRAINED)
+    if problems:
+        raise ChangedInputsError(*problems)
+
+
+def _problems(key: str, old: Items, new: Items, folder: Path, remedy: str) -> list[Problem]:
+    """The changes of what stands for a key as a problem; nothing where there is none."""
+    changes = list(_changes(old, new, folder))
+    more = [f"and {len(changes) - SHOWN} more"] if len(changes) > SHOWN else []
+    reason = "; ".join([*changes[:SHOWN], *more])
+    return [Problem(field=key, reason=reason, fix=remedy.format(key=key))] if changes else []
+
+
+def _changes(old: Items, new: Items, folder: Path) -> Iterator[str]:
     """What is not as it was, in words."""
     both = sorted({*old, *new})
     if parts := [
@@ -123,11 +154,25 @@ def _changes(old: Items, new: Items) -> Iterator[str]:
     for name in both:
         was, now = old.get(name), new.get(name)
         if now is None and was is not None:
-            yield f"{was.what} is gone, which this run was trained with"
+            yield f"{_place(name, old, new, folder)} is gone, which this run was trained with"
         elif was is None and now is not None:
             yield f"{now.what} was not there when this run began"
         elif was and now and _another(was, now):
             yield f"{now.what} differs from what this run was trained with ({now.versus(was)})"
+
+
+def _place(name: str, old: Items, new: Items, folder: Path) -> str:
+    """Where an item would be now; the record names its place when the run began, before a copy or a move."""
+    if name == COPY or name.startswith(f"{BASE}/"):
+        return str(folder / name)
+    place = Path(old[name].what)
+    for other in old.keys() & new.keys():
+        before, now = Path(old[other].what), Path(new[other].what)
+        while before.name == now.name != "":
+            before, now = before.parent, now.parent
+        if before != now and place.is_relative_to(before):
+            return str(now / place.relative_to(before))
+    return str(place)
 
 
 def _another(was: InputFile | None, now: InputFile) -> bool:
@@ -168,7 +213,7 @@ def read_record(folder: Path) -> InputsRecord | None:
     """What a run was trained with; none if its folder does not say."""
     path = folder / NAME
     try:
-        found = json.loads(path.read_text(encoding="ascii"))
+        found = json.loads(read_small(path).decode("ascii"))
         if found["format"] != FORMAT:
             reason = f"is written in format {found['format']}, and this version of stretto reads {FORMAT}"
             raise RecipeError.of(str(path), reason, "use the version of stretto that the run was made with")

@@ -15,7 +15,7 @@ from pathlib import Path
 from stretto.errors import StrettoError
 from stretto.models.source import locate
 from stretto.recipe.schema import Recipe
-from stretto.storage.atomic import replace
+from stretto.storage.atomic import read_small, replace
 from stretto.storage.manifest import ADAPTER, BASE
 
 ROOT, FROM_HERE = "# root: ", "# root from here: "
@@ -61,7 +61,7 @@ def point_adapters(folder: Path, recipe: Recipe, root: Path) -> None:
     for path in (folder / "checkpoints").glob(f"step-*/{ADAPTER}"):
         # A file that cannot be read is for the manifest to tell; one that cannot be written serves all the same.
         with suppress(OSError, ValueError, StrettoError, RecursionError):
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = json.loads(read_small(path).decode("utf-8"))
             if isinstance(found, dict) and os.path.isabs(str(found.get(BASE))) and found[BASE] != str(base):
                 replace(path, [json.dumps({**found, BASE: str(base)}, indent=2, sort_keys=True)])
 

@@ -19,10 +19,11 @@ from stretto.runtime.build import build_runtime
 from stretto.runtime.evaluate import Evaluation, evaluate
 from stretto.runtime.fitting import refuse_nothing_held_out
 from stretto.runtime.host_watch import HostWatch
-from stretto.runtime.inputs import refuse_changed
+from stretto.runtime.inputs import AS_TRAINED, refuse_changed
 from stretto.runtime.moved import point_adapters
 from stretto.runtime.plans import sampling_plan
 from stretto.runtime.precision import resolve_precision
+from stretto.runtime.reading import read_checkpoint
 from stretto.runtime.recipe_changes import EVALUATION_KEYS, asking_record, refuse_nothing_asked
 from stretto.runtime.recipe_file import load_run_recipe
 from stretto.runtime.runtime import Runtime
@@ -30,7 +31,7 @@ from stretto.runtime.session import startup_deadline
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.runtime.value_table import run_values
 from stretto.runtime.watch import LoopWatch, StageLimit, StageWatch
-from stretto.storage.checkpoint import Checkpoints, none_yet
+from stretto.storage.checkpoint import Checkpoints
 from stretto.tasks.source import load_prompts
 from stretto.types import Prompt
 from stretto.workers.checkpoints import written_by
@@ -105,17 +106,16 @@ def ask_run(
 
     Without `judged`, no reward model is loaded.
     """
-    latest = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best).latest(
-        lambda path, why: note(f"skipped {path.name}: {why}")
-    )
-    if latest is None:
-        raise none_yet(folder)
+    folder = folder.absolute()
     before, _ = load_run_recipe(folder)
-    remedy = "put it back as it was; a run is asked with what it was trained with"
     allow = (*EVALUATION_KEYS, "algorithm.name")  # whose code is not run
-    refuse_changed(folder, before, root, allow=allow, note=lambda text: None, remedy=remedy)
+    refuse_changed(folder, before, root, allow=allow, note=lambda text: None, remedy=AS_TRAINED)
     point_adapters(folder, before, root)
-    return threads.run(_ask(question, recipe, root, folder, latest, given=given, judged=judged, note=note))
+
+    def asked(latest: Path) -> T:
+        return threads.run(_ask(question, recipe, root, folder, latest, given=given, judged=judged, note=note))
+
+    return read_checkpoint(folder, recipe, asked, note=note)
 
 
 def ask_recipe(

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.errors import RecipeError
+from stretto.storage.atomic import read_small
 from stretto.storage.json_lines import numbers_of, read_rows
 from stretto.types import Conversation, Group, Outcome, Prompt, Reward, Trajectory
 
@@ -46,7 +47,7 @@ def read_step(folder: Path, step: int) -> RecordedStep:
         raise RecipeError.of("--step", f"{path} is not there, so step {step} cannot be replayed", _there_are(folder))
     metrics = next((numbers_of(row) for row in read_rows(folder / "metrics.jsonl") if row["step"] == step), {})
     try:
-        rows = tuple(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+        rows = tuple(json.loads(line) for line in read_small(path).decode("utf-8").splitlines())
         groups = tuple(_group(members) for members in _together(rows) if any(row["used"] for row in members))
         advantages, texts = dict[SampleKey, NDArray[np.float64]](), dict[SampleKey, str]()
         for row in rows:

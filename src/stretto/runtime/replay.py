@@ -26,10 +26,12 @@ from stretto.errors import CheckpointError, RecipeError
 from stretto.recipe.schema import Recipe
 from stretto.runtime.base_copy import Note
 from stretto.runtime.build import build_runtime
+from stretto.runtime.inputs import AS_TRAINED, refuse_changed
 from stretto.runtime.minibatches import credit, keyed_conversations, merged, minibatches, value_streams
 from stretto.runtime.moved import point_adapters
 from stretto.runtime.plans import make_plan
 from stretto.runtime.precision import resolve_precision
+from stretto.runtime.reading import read_checkpoint
 from stretto.runtime.recipe_changes import EVALUATION_KEYS, RecipeRecord
 from stretto.runtime.recipe_file import load_run_recipe
 from stretto.runtime.recorded_step import RecordedStep, SampleKey, read_step
@@ -165,8 +167,26 @@ def replay(folder: Path, step: int, *, note: Note, make_engine: EngineFactory) -
     recipe, root = load_run_recipe(folder)
     refuse_unreplayable(recipe)
     recorded = read_step(folder, step)
-    checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
-    start = checkpoints.latest(lambda path, why: note(f"skipped {path.name}: {why}"), before=step)
+    refuse_changed(folder, recipe, root, allow=EVALUATION_KEYS, note=note, remedy=AS_TRAINED)
+    point_adapters(folder, recipe, root)
+
+    def replayed(start: Path | None) -> Replay:
+        return _from(start, folder, recipe, root, recorded, note, make_engine)
+
+    return read_checkpoint(folder, recipe, replayed, before=step, otherwise=lambda: replayed(None), note=note)
+
+
+def _from(
+    start: Path | None,
+    folder: Path,
+    recipe: Recipe,
+    root: Path,
+    recorded: RecordedStep,
+    note: Note,
+    make_engine: EngineFactory,
+) -> Replay:
+    """A recorded step, replayed from a checkpoint before it, or from the model before training."""
+    step = recorded.step
     begun = step_of(start) if start else 0
     if begun < step - 1:
         where = f"that of step {begun}" if start else "the model before training"
@@ -175,7 +195,6 @@ def replay(folder: Path, step: int, *, note: Note, make_engine: EngineFactory) -
             "checkpoint.every: 1 with a larger checkpoint.keep would make this one step"
         )
     before = [read_step(folder, each) for each in range(begun + 1, step)]
-    point_adapters(folder, recipe, root)
     return threads.run(_replayed(folder, recipe, root, start, [*before, recorded], note, make_engine))
 
 

@@ -27,7 +27,7 @@ from stretto.recipe.schema import Recipe, Vstar
 from stretto.runtime.interrupt import stop_if_interrupted
 from stretto.runtime.recipe_file import with_lasting_paths
 from stretto.sandbox.imports import sources
-from stretto.storage.atomic import replace, storing, to_json, write_all
+from stretto.storage.atomic import read_small, replace, storing, to_json, write_all
 from stretto.storage.digests import digest as file_digest
 from stretto.tasks.source import load_prompts, split_task
 from stretto.types import Prompt
@@ -193,7 +193,7 @@ def table_path(recipe: Recipe, made_from: dict[str, Any], root: Path) -> Path:
 
 def read_table(path: Path, made_from: dict[str, Any] | None) -> Table:
     """The table at `path`; empty if there is none. RecipeError if it was made from something else than `made_from`."""
-    text = path.read_text("utf-8", "replace") if path.is_file() else ""
+    text = read_small(path).decode("utf-8", "replace") if path.is_file() else ""
     lines = text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]  # the rest was torn by a kill
     rows: dict[tuple[str, int], Row] = {}
     found = made_from or {}

@@ -1,7 +1,8 @@
-"""Writing files so that neither a kill nor a full disk leaves a lie behind.
+"""Writing files so that neither a kill nor a full disk leaves a lie behind, and reading small ones with a bound.
 
 It knows nothing of what is written. `Disk` is the short list of operations whose order makes a checkpoint crash-proof;
 `replace` swaps a whole file at once; `storing` turns what the operating system says into an error a user can act on.
+`read_small` reads a run's own files.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from stretto.errors import StrettoError
+from stretto.errors import StrettoError, UnreadableFileError
 
 
 class Disk:
@@ -71,6 +72,28 @@ def refusal(failure: Exception) -> tuple[str | None, str | None]:
         return failure.filename, failure.strerror or str(failure)
     told = RUST.search(str(failure))
     return None, os.strerror(int(told[1])) if told else None
+
+
+SMALL = 1 << 31
+"""Max bytes of a file that is read whole; the metrics of a million steps have fewer."""
+
+
+def read_small(path: Path, most: int = SMALL) -> bytes:
+    """Content of a file of a run, which must be a regular file of at most `most` bytes.
+
+    Raises: UnreadableFileError for a pipe (opening one waits for ever), a device, a folder or a larger file.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise UnreadableFileError(path, "is not a regular file")
+        if found.st_size > most:
+            raise UnreadableFileError(path, f"has {found.st_size:,} bytes, and at most {most:,} are read")
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(most)
+    finally:
+        os.close(handle)
 
 
 def unused(path: Path) -> Path:

@@ -7,12 +7,13 @@ name; what happened to it afterwards is found by `storage.manifest`. Whether the
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 from stretto.errors import CheckpointError
 from stretto.storage import manifest as manifests
 from stretto.storage.atomic import Disk, share, storing, to_json, unused
+from stretto.storage.lock import BUSY
 from stretto.storage.manifest import STATE
 from stretto.storage.pass_rates import shown
 from stretto.storage.tensors import read_state, write_tensors, write_values
@@ -128,24 +130,31 @@ class Checkpoints:
         """The step of the newest checkpoint, by its name alone."""
         return max((step for step, _ in self._folders()), default=None)
 
-    def latest(self, skipped: Skipped | None = None, *, before: int | None = None) -> Path | None:
+    def latest(
+        self, skipped: Skipped | None = None, *, before: int | None = None, lease: ExitStack | None = None
+    ) -> Path | None:
         """The newest checkpoint that verifies, of those `before` a step if one is given; `skipped` hears of every newer
-        one that is damaged.
+        one that is damaged. A reader that gives a `lease` has the checkpoint `leased` within it.
 
         One that may be whole, though this version or this moment cannot read it, is not skipped: a CheckpointError.
         """
         for step, path in reversed(self._folders()):
             if before is not None and step >= before:
                 continue
-            try:
-                manifests.verify(path)
-            except CheckpointError as error:
-                if not error.damaged:
-                    raise
-                if skipped:
-                    skipped(path, str(error))
-                continue
-            return path
+            with ExitStack() as reading:
+                if lease is not None:
+                    reading.enter_context(leased(path))
+                try:
+                    manifests.verify(path)
+                except CheckpointError as error:
+                    if not error.damaged:
+                        raise
+                    if skipped:
+                        skipped(path, str(error))
+                    continue
+                if lease is not None:
+                    lease.push(reading.pop_all())
+                return path
         return None
 
     def set_aside(self, *paths: Path) -> None:
@@ -243,12 +252,12 @@ class Checkpoints:
             self.disk.remove(path)
 
     def _retain(self, step: int) -> None:
-        """Keeps the last ones up to `step` and the best of them."""
+        """Keeps the last ones up to `step`, the best of them, and for now those that somebody reads."""
         folders = self._folders()
         current = [item for item in folders if item[0] <= step]
         kept = {path for _, path in current[-self._keep :]} | {self._best_of(current)}
-        for _, path in folders:
-            if path not in kept:
+        for number, path in folders:
+            if path not in kept and not (number <= step and is_leased(path)):
                 self._discard(path)
 
     def _discard(self, path: Path) -> None:
@@ -284,6 +293,41 @@ class Checkpoints:
             if value is not None and not math.isnan(value):
                 return -value if self._best.startswith(LESS) else value
         return None
+
+
+@contextmanager
+def leased(path: Path) -> Iterator[None]:
+    """Within it, the run does not remove this checkpoint as an old one; without effect where files have no locks.
+
+    A shared lock on the manifest, which ends with the reader however it ends.
+    """
+    try:
+        handle = os.open(path / STATE / "manifest.json", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # a file that cannot be opened is for the verification to tell
+        yield
+        return
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def is_leased(path: Path) -> bool:
+    """True if a process reads this checkpoint within `leased`."""
+    try:
+        handle = os.open(path / STATE / "manifest.json", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in BUSY
+    else:
+        return False
+    finally:
+        os.close(handle)
 
 
 def none_yet(run: Path) -> CheckpointError:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from stretto.errors import StrettoError
-from stretto.storage.atomic import replace
+from stretto.storage.atomic import read_small, replace
 
 CACHE = Path(".stretto", "digests.json")
 """Beside the tables of V*."""
@@ -70,7 +70,7 @@ def _stamp(path: Path) -> Stamp:
 def _cache(cache: Path) -> dict[str, object]:
     """What is remembered; nothing if that cannot be read."""
     try:
-        found = json.loads(cache.read_text(encoding="utf-8"))
+        found = json.loads(read_small(cache).decode("utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

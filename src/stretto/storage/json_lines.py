@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stretto.errors import StrettoError
+from stretto.errors import StrettoError, UnreadableFileError
+from stretto.storage.atomic import read_small
 
 RANGES = 5
 """Ranges of steps that are written out."""
@@ -39,9 +40,11 @@ def content_of(path: Path) -> bytes:
         StrettoError: the system refuses to read the file.
     """
     try:
-        return path.read_bytes()
+        return read_small(path)
     except (FileNotFoundError, NotADirectoryError):
         return b""
+    except UnreadableFileError:
+        raise
     except OSError as error:
         reason = f"{path}: cannot be read ({error.strerror or error})"
         raise StrettoError(f"{reason}\n    fix: make it a file that you may read, then try again") from error
@@ -70,8 +73,8 @@ def step_ranges(steps: Collection[int]) -> str:
         else:
             ranges.append([step, step])
     shown = [str(low) if low == high else f"{low} to {high}" for low, high in ranges[:RANGES]]
-    more = [f"and {len(ranges) - RANGES} more ranges"] if len(ranges) > RANGES else []
-    return f"step{'s' * (len(steps) > 1)} {', '.join([*shown, *more])}" if steps else ""
+    more = f" and {len(ranges) - RANGES} more ranges" if len(ranges) > RANGES else ""
+    return f"step{'s' * (len(steps) > 1)} {', '.join(shown)}{more}" if steps else ""
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:

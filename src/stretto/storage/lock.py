@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from stretto.errors import RecipeError, StrettoError
-from stretto.storage.atomic import storing, to_json, write_all
+from stretto.storage.atomic import read_small, storing, to_json, write_all
 
 NAME = ".lock"
 """The file's name in the run folder."""
@@ -154,7 +154,7 @@ def still_held(folder: Path) -> None:
     if owner is not None and owner != me:
         other = f"process {owner.pid} on {owner.host} trains"
     raise StrettoError(
-        f"{folder}: {other} there by now, because this one's lock ({path.name}) was removed, or had no sign of life for "
+        f"{folder}: {other} there by now, as this one's lock ({path.name}) was removed or gave no sign of life for "
         f"{SILENCE:g} s; this process stops\n"
         f"    fix: look at the run, and continue it with `stretto resume {folder}` where it is not finished"
     )
@@ -246,7 +246,7 @@ def _silence(handle: int, folder: Path) -> float:
 def _owner(path: Path) -> Owner | None:
     """Whom the file names, opened anew so that a network file system looks; none if it names nobody."""
     try:
-        told = json.loads(path.read_text(encoding="ascii"))
+        told = json.loads(read_small(path).decode("ascii"))
         kinds = {"pid": int}
         known = {field.name: told[field.name] for field in fields(Owner)}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -12,6 +12,7 @@ import errno
 import hashlib
 import json
 import re
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,8 +20,8 @@ from typing import Any
 
 import xxhash
 
-from stretto.errors import CheckpointError
-from stretto.storage.atomic import to_json
+from stretto.errors import CheckpointError, UnreadableFileError
+from stretto.storage.atomic import read_small, to_json
 
 FORMAT = 3
 """Version of the layout; a checkpoint of a later one is refused. In the first, nothing was written in parts, and before
@@ -92,7 +93,7 @@ def read(folder: Path) -> Manifest:
     """The manifest of a checkpoint; CheckpointError says why there is none to trust."""
     path = folder / STATE / "manifest.json"
     try:
-        body = json.loads(path.read_text(encoding="ascii"))
+        body = json.loads(read_small(path).decode("ascii"))
         if (layout := body["format"]) not in range(1, FORMAT + 1):
             newer = isinstance(layout, int) and layout > FORMAT
             by = " by a newer version of stretto" if newer else ""
@@ -118,7 +119,10 @@ def verify(folder: Path) -> Manifest:
     for name, entry in manifest.files.items():
         path = folder / name
         try:
-            size = path.stat().st_size
+            state = path.stat()
+            size = state.st_size
+            if not stat.S_ISREG(state.st_mode):
+                raise CheckpointError(f"{path}: is not a regular file")
             if size != entry.size and name != ADAPTER:
                 raise CheckpointError(f"{path}: {size} bytes where the manifest says {entry.size}")
             for listed, kind in ((entry.xxh3, xxhash.xxh3_128), (entry.sha256, hashlib.sha256)):
@@ -130,7 +134,10 @@ def verify(folder: Path) -> Manifest:
 
 
 def _unread(path: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"{path}: cannot be read ({error.strerror})", damaged=error.errno in GONE)
+    return CheckpointError(
+        f"{path}: cannot be read ({error.strerror})",
+        damaged=error.errno in GONE or isinstance(error, UnreadableFileError),
+    )
 
 
 def _hash(path: Path, kind: Callable[[], Any]) -> str:
@@ -145,7 +152,7 @@ def _hash(path: Path, kind: Callable[[], Any]) -> str:
 
 def _apart_from_base(path: Path) -> bytes:
     """Everything of an adapter's description but where its base is; the bytes, where it is no mapping."""
-    content = path.read_bytes()
+    content = read_small(path)
     try:
         found = json.loads(content)
     except (ValueError, RecursionError):

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from stretto.errors import CheckpointError
 from stretto.storage import large_file
+from stretto.storage.atomic import read_small
 
 KINDS = {
     torch.float64: "F64",
@@ -75,7 +76,7 @@ def read_state(values: Path, tensors: Path) -> dict[str, Any]:
     """The mapping that the two files were written from; the second is missing where there were no tensors."""
     try:
         found = load_file(tensors) if tensors.exists() else {}
-        state = _decode(json.loads(values.read_text(encoding="ascii")), found)
+        state = _decode(json.loads(read_small(values).decode("ascii")), found)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"{values}: the state of {values.stem} cannot be read ({error})") from error
     if not isinstance(state, dict):

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from stretto.storage.atomic import replace, storing, to_json, write_all
+from stretto.storage.atomic import read_small, replace, storing, to_json, write_all
 from stretto.storage.json_lines import parsed, whole
 
 HEAD = '{"displayTimeUnit": "ms", "traceEvents": [\n'
@@ -38,7 +38,7 @@ class TraceFile:
         With `again` the evaluation of `step` itself is dropped too, because it will be made again.
         """
         with storing(path):
-            lines = path.read_bytes().split(b"\n") if path.exists() else []
+            lines = read_small(path).split(b"\n") if path.exists() else []
         events = [event for event in map(_event, lines) if event is not None]
         kept = [event for event in events if event["args"]["step"] <= step]
         return cls(path, [e for e in kept if not (again and e["name"] == "evaluate" and e["args"]["step"] == step)])
