@@ -59,7 +59,7 @@ class UnreadableFileError(StrettoError, OSError):
     """A file of a run that is none: a pipe, a device, a folder, or far too large."""
 
     def __init__(self, path: object, why: str) -> None:
-        super().__init__(f"{path}: {why}\n    fix: put the run's own file back, or remove this one")
+        super().__init__(f"{path}: cannot be read ({why})\n    fix: make it a file that you may read, then try again")
         self.strerror = why
 
 

@@ -87,9 +87,9 @@ def read_small(path: Path, most: int = SMALL) -> bytes:
     try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
-            raise UnreadableFileError(path, "is not a regular file")
+            raise UnreadableFileError(path, "not a regular file")
         if found.st_size > most:
-            raise UnreadableFileError(path, f"has {found.st_size:,} bytes, and at most {most:,} are read")
+            raise UnreadableFileError(path, f"{found.st_size:,} bytes, at most {most:,} are read")
         with open(handle, "rb", closefd=False) as file:
             return file.read(most)
     finally:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stretto.errors import StrettoError, UnreadableFileError
+from stretto.errors import StrettoError
 from stretto.storage.atomic import read_small
 
 RANGES = 5
@@ -43,8 +43,6 @@ def content_of(path: Path) -> bytes:
         return read_small(path)
     except (FileNotFoundError, NotADirectoryError):
         return b""
-    except UnreadableFileError:
-        raise
     except OSError as error:
         reason = f"{path}: cannot be read ({error.strerror or error})"
         raise StrettoError(f"{reason}\n    fix: make it a file that you may read, then try again") from error
