@@ -96,7 +96,7 @@ ARROWS = {
     "export": BASE
     | {"engines.base", "engines.native.engine", "environments.base", "environments.chat", "environments.render"}
     | {"models", "recipe", "runtime.answers", "runtime.build", "runtime.inputs", "runtime.moved"}
-    | {"runtime.recipe_file", "storage", "workers.models"},
+    | {"runtime.reading", "runtime.recipe_file", "storage", "workers.models"},
     "api": EVERYTHING | {"api", "bench"},
     "cli": EVERYTHING | {"api", "bench", "cli"},
 }

@@ -23,7 +23,6 @@ from stretto.models.load import Policy, load
 from stretto.models.source import ModelFiles, cached_config, locate
 from stretto.models.template_file import template_path, use_template
 from stretto.recipe.schema import Recipe
-from stretto.runtime.base_copy import Note
 from stretto.runtime.build import load_task
 from stretto.runtime.inputs import read_record, refuse_other_base
 from stretto.runtime.moved import point_adapters
@@ -33,6 +32,8 @@ from stretto.storage.checkpoint import step_of
 from stretto.types import Prompt
 
 T = TypeVar("T")
+
+Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
