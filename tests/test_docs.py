@@ -440,7 +440,8 @@ def test_the_worked_class_of_tools_is_an_environment():
     prompt = Prompt(
         id="p", messages=({"role": "user", "content": "Buy."},), tags={"prices": {"tea": 3, "milk": 2}, "other": 1}
     )
-    outcome, talk = played(adapted(namespace["Shop"], turns=6), prompt, ["price(tea)", "price(ham)", "3"])
+    with pytest.warns(UserWarning, match="the tool price failed, and the model was told so: KeyError: 'ham'"):
+        outcome, talk = played(adapted(namespace["Shop"], turns=6), prompt, ["price(tea)", "price(ham)", "3"])
     assert "Buy. There are: milk, tea.<|assistant|>price(tea)<|end|><|user|>3<|assistant|>" in talk.texts()[0]
     assert "error: KeyError" in talk.texts()[0]
     assert (outcome.answer, outcome.signals["reward"]) == ("3", 1.0)
