@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from stretto import hub
-from stretto.api.recipes import PROBES
+from stretto.api.recipes import PROBES, recipe_to_plan
 from stretto.checks.recipe import examine
 from stretto.errors import Problem
 from stretto.models import source as locate
+from stretto.placement.cluster import parse_cluster
+from stretto.planner.forecast import setting_of
 
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "recipes"
@@ -111,6 +113,15 @@ def test_the_first_page_shows_the_demo_that_make_runs():
     recipe, steps = made[1], int(made[2])
     for said in (f"step 0 to {steps}\n", f"runs/{recipe}-001/checkpoints/step-{steps:06}\n", f"of {steps} steps)"):
         assert said in shown[1]
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=name_of)
+def test_a_study_is_planned_as_it_stands_and_with_lengths_of_its_task(path, online):
+    recipe = recipe_to_plan(path)
+    workload = setting_of(recipe, path.parent, parse_cluster("64xH100")).workload
+    assert workload.roles
+    if recipe.task.source.kind == "arc":
+        assert recipe.batch.lengths.prompt > 1000, "grids, and not a sentence"
 
 
 @pytest.mark.slow

@@ -63,6 +63,8 @@ WRONG = [
         "o_proj is cut into pieces of 72 numbers",
     ),
     (["model.shape=qwen3-32b"], "model.shape", "only planned with"),
+    (["model={name: sized, shape: qwen3-32b}"], "model.shape", "differs from the files of sized: layers 64 for 2"),
+    (["model={name: causal, shape: qwen3-33b}"], "model.shape", "no model is known as"),
     (["roles.critic.name=scratch"], "roles.critic", "which has no critic"),
     ([*PPO, "roles.critic={}"], "roles.critic.name", "nothing to load"),
     ([*PPO, "roles.critic.shape=llama-7b"], "roles.critic.shape", "only planned with"),
@@ -353,6 +355,14 @@ CLASSIFIERS = {
     "two": {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "bad", "1": "good"}},
     "unsaid": {"architectures": ["LlamaForSequenceClassification"]},
     "causal": {"architectures": ["LlamaForCausalLM"]},
+    "sized": {
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 99,
+    },
     "one": {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "LABEL_0"}},
 }
 """Folder -> what its configuration says."""

@@ -156,6 +156,13 @@ def test_a_cluster_may_be_a_file_with_devices_of_its_own(recipe, tmp_path, capsy
     [
         (["--cluster", "8xH101"], ["placement.cluster", "H100", "cluster file"]),
         (["--cluster", "lots"], ["placement.cluster", "8xH100"]),
+        (
+            ["--cluster", "1x24GB"],
+            ["4 cards: A10, L4, RTX3090, RTX4090", "1xA10", "--cluster list"],
+        ),
+        (["--cluster", "24 gb"], ["placement.cluster", "4 cards: A10, L4, RTX3090, RTX4090"]),
+        (["--cluster", "2x4x80GB"], ["placement.cluster", "4 cards: A100, A800, H100, H800"]),
+        (["--cluster", "8x100G"], ["placement.cluster", "no card that is known", "of 96 GB, are H20, GH200"]),
         ([], ["placement.cluster", "--cluster 8xH100"]),
         (["--cluster", "8xH100", "model.shape=lama-7b"], ["model.shape", "llama-7b", "layers: 32"]),
         (["--cluster", "8xH100", "--strategy", "flat"], ["--strategy", "flatten"]),
@@ -174,6 +181,24 @@ def test_a_question_without_an_answer_says_what_to_ask(recipe, capsys, arguments
     error = failed(capsys)
     for word in words:
         assert word in error
+
+
+def test_cards_are_listed_alone_and_with_a_forecast_of_a_recipe(recipe, capsys):
+    assert main(["plan", "--cluster", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:2] == ["card", "GB"] and any(line.split()[:2] == ["L4", "24"] for line in lines)
+    assert main(["plan", recipe, *SEVEN, "--cluster", "list", "--json"]) == 0
+    cards = {card["name"]: card for card in json.loads(capsys.readouterr().out)["cards"]}
+    assert cards["L4"]["forecast"] == "does not fit" and cards["B300"]["forecast"].endswith(" GB")
+    sizes = [card["memory_gb"] for card in cards.values()]
+    assert sizes == sorted(sizes) and "cpu" not in cards
+    assert main(["plan", recipe, "model.shape=none", "--cluster", "list"]) == 2
+    assert "model.shape" in failed(capsys), "what is wrong with the recipe is said once"
+
+
+def test_a_card_is_chosen_by_its_memory_where_only_one_has_that(recipe, capsys):
+    assert main(["plan", recipe, *SEVEN, "--cluster", "2x180GB"]) == 0
+    assert "on 2 x B200" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("changes", "dtype"), [((), "float32"), (("model.dtype=bfloat16",), "bfloat16")])

@@ -19,7 +19,7 @@ from stretto.errors import RecipeError
 from stretto.placement.baselines import BASELINES
 from stretto.placement.build import OPEN
 from stretto.placement.cluster import Cluster, parse_cluster
-from stretto.placement.devices import DEVICES
+from stretto.placement.devices import DEVICES, GB
 from stretto.placement.strategies import STRATEGIES
 from stretto.placement.written import plan_of_file, plan_of_mapping, plan_of_texts
 from stretto.planner import explain
@@ -166,6 +166,53 @@ def planned(
         found = search(setting, asked)
     found = found if given is None else found.beside(given, setting.workload)
     return Plans(recipe=recipe, found=found, setting=setting, measured=measured)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """A card that plans know."""
+
+    name: str
+    """The name in a cluster, such as L4 in 1xL4."""
+    memory_gb: float
+    """Memory in GB of 2^30 bytes."""
+    flops: float
+    """Peak of dense bf16 products, FLOP/s."""
+    bandwidth: float
+    """Bandwidth of its memory, bytes/s."""
+    per_host: int
+    """Cards of a usual host."""
+    forecast: str | None
+    """Seconds of a step of the recipe on one card and memory at its peak, or why there is no plan; `None` without a
+    recipe."""
+
+
+def cards_of(source: RecipeSource | None, changes: Changes = ()) -> list[Card]:
+    """Every card of the table by memory, with a forecast of a recipe on one of each."""
+    known = sorted((d for d in DEVICES.values() if d.kind.has_own_memory), key=lambda d: (d.memory, d.flops))
+
+    def forecast(name: str) -> str | None:
+        if source is None:
+            return None
+        try:
+            found = planned(
+                source, cluster=f"1x{name}", strategy=None, changes=changes, measure=False, note=lambda text: None
+            )
+        except RecipeError as error:
+            if any(not problem.field.startswith("placement.") for problem in error.problems):
+                raise
+            return "does not fit" if error.problems[0].field == "placement.cluster" else "no plan"
+        best = found.found.listed[0]
+        peak = max(held["peak"] for held in explain.memory_gb(best, found.setting).values())
+        return f"{best.step:.3g} s, {peak:.1f} GB"
+
+    return [
+        Card(
+            name=device.name, memory_gb=device.memory / GB, flops=device.flops, bandwidth=device.bandwidth,
+            per_host=device.per_host, forecast=forecast(device.name),
+        )
+        for device in known
+    ]  # fmt: skip
 
 
 def _with_base(recipe: Recipe, root: Path, cluster: Cluster, note: Callable[[str], None]) -> Recipe:

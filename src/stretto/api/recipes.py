@@ -184,6 +184,24 @@ def _cut_moments(recipe: Recipe, root: Path, plan: Plan) -> Iterable[Problem]:
     return found
 
 
+def _shape(recipe: Recipe, root: Path) -> Iterable[Problem]:
+    model, fix = recipe.model, "leave it out: what the model's files say counts"
+    try:
+        told = shape_of_model(model, root, field="model")
+        files = locate(model.name, root)
+        if files.gguf is None and files.config is None:
+            return []
+        found = shape_of_model(model.model_copy(update={"shape": None}), root, field="model")
+    except RecipeError as error:
+        return [problem for problem in error.problems if problem.field == "model.shape"]
+    assert told is not None and found is not None
+    keys = ("layers", "hidden", "heads", "ffn", "experts")
+    other = [key for key in keys if getattr(told, key) != getattr(found, key)]
+    numbers = ", ".join(f"{key} {getattr(told, key)} for {getattr(found, key)}" for key in other)
+    reason = f"differs from the files of {model.name}: {numbers}"
+    return [Problem(field="model.shape", reason=reason, fix=fix)] if other else []
+
+
 def _tests(prompt: Prompt, column: str) -> str | None:
     from stretto.rewards import parts
 
@@ -267,5 +285,7 @@ def _not_trained(cell: Cell, wide: Sequence[Cell]) -> Iterable[Problem]:
         yield Problem(field="placement.cells", reason=reason, fix=fix)
 
 
-PROBES = Lookups(task=_task, rewards=_rewards, plan=_plan, numbers=numbers, tests=_tests, table=lacks_table)
+PROBES = Lookups(
+    task=_task, rewards=_rewards, plan=_plan, numbers=numbers, tests=_tests, shape=_shape, table=lacks_table
+)
 """The answers of the real rooms."""

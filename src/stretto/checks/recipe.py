@@ -39,6 +39,7 @@ __all__ = ["RULES", "Lookups", "check", "checked_recipe", "examine"]
 
 RULES: tuple[Rule, ...] = (
     not_available.keys_wait_for_their_part,
+    not_available.shape_is_that_of_a_model,
     not_available.strategy_exists,
     own_code.functions_are_there,
     not_available.reference_is_the_base,

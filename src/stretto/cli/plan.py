@@ -7,8 +7,10 @@ cost model, with the constants that were measured on this machine where there ar
 from __future__ import annotations
 
 import json as format_json
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +19,9 @@ from stretto.cli import render
 from stretto.errors import RecipeError
 from stretto.recipe.load import RecipeSource
 from stretto.report.timeline import Span, to_events
+
+if TYPE_CHECKING:  # loaded by the functions that need them
+    from stretto.api.planning import Card
 
 
 def plan(
@@ -28,7 +33,7 @@ def plan(
         typer.Argument(metavar="[KEY=VALUE]...", help="Recipe keys to override, e.g. batch.samples=4."),
     ] = None,
     cluster: Annotated[
-        str | None, typer.Option(help="Cluster, e.g. 8xH100 or 6x8xH100, or a file. Default: that of the recipe.")
+        str | None, typer.Option(help="Cluster, e.g. 8xH100, 6x8xH100 or 1x24GB, or a file; list: all cards.")
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Plan this model without a recipe: a model name, Hub id or folder.")
@@ -62,6 +67,15 @@ def plan(
 
     if cells is not None and mesh:
         raise RecipeError.of("--mesh", "has no effect with --cells", "omit one of the two")
+    if cluster == "list":
+        from stretto.api.planning import cards_of
+
+        cards = cards_of(*(_asked(recipe, changes or [], model, lora) if recipe or model else (None, ())))
+        if json:
+            render.document({"ok": True, "problems": [], "cards": [asdict(card) for card in cards]})
+        else:
+            render.screen().print(render.plain(_card_table(cards)))
+        return
     source, asked = _asked(recipe, changes or [], model, lora)
     told = api.plan(
         source,
@@ -102,6 +116,23 @@ def _asked(
         raise RecipeError.of("--model", "has no effect with a recipe", f"omit one of them, or write model={model}")
     adapter = None if lora is None else {"rank": lora, "alpha": float(2 * lora)}
     return SAMPLE | {"model": {"name": model, "adapter": adapter}}, first + changes
+
+
+def _card_table(cards: Sequence[Card]) -> str:
+    """A line per card; with a recipe also the forecast of a step on one of them."""
+    planned = any(card.forecast is not None for card in cards)
+    rows = [["card", "GB", "TFLOP/s bf16", "GB/s", "per host", *(["a step on one"] if planned else [])]]
+    rows += [
+        [
+            card.name, f"{card.memory_gb:.0f}", f"{card.flops / 1e12:.0f}", f"{card.bandwidth / 1e9:.0f}",
+            str(card.per_host), *([card.forecast] if card.forecast is not None else []),
+        ]
+        for card in cards
+    ]  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
 
 
 def _write(path: Path, spans: list[Span]) -> None:

@@ -29,8 +29,9 @@ MOST_DEVICES = 16_384
 """As many as the largest published trainings of one model used; a slip of the finger otherwise fills the memory."""
 
 
-NAME = r"(?:[A-Za-z]|\d{4}\b)[\w .-]*"
-"""How the name of a device may look: it begins with a letter, or it is a number of four digits, as cards are called."""
+NAME = r"(?:[A-Za-z]|\d{4}\b)[\w .-]*|\d{1,4}\s*gi?b?"
+"""How the name of a device may look: it begins with a letter, or it is a number of four digits, as cards are called, or
+a size of memory, such as 24GB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +120,8 @@ def _from_file(path: str, field: str) -> Cluster:
 def _part(part: str, text: str, field: str) -> tuple[Device, list[int]]:
     match = re.fullmatch(rf"(?:(\d{{1,18}})\s*x\s*)?(\d{{1,18}})\s*x\s*({NAME})", part, re.IGNORECASE)
     if match is None:
+        if part[:1].isdigit() and re.fullmatch(NAME, part, re.IGNORECASE):  # a number of cards was left out
+            return find_device(part, field=field), [1]
         with suppress(RecipeError):
             return find_device(part, field=field), [1]
         raise RecipeError.of(

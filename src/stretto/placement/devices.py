@@ -196,6 +196,21 @@ def is_known(name: str) -> bool:
     return plain(name) in _BY_PLAIN_NAME
 
 
+def _of_memory(size: int, field: str) -> Device:
+    """The only card of so many GB, or a RecipeError that lists those of this or the nearest size."""
+    cards = [device for device in DEVICES.values() if device.kind is DeviceKind.GPU]
+    nearest = min({round(card.memory / GB) for card in cards}, key=lambda known: (abs(known - size), known))
+    alike = [card for card in cards if round(card.memory / GB) == nearest]
+    if nearest == size and len(alike) == 1:
+        return alike[0]
+    listed = ", ".join(card.name for card in alike)
+    reason = f"{size}GB is the memory of no card that is known; the nearest, of {nearest} GB, are {listed}"
+    if nearest == size:
+        reason = f"{size}GB is the memory of {len(alike)} cards: {listed}"
+    fix = f"name the card, such as 1x{alike[0].name}; `stretto plan --cluster list` lists all with their numbers"
+    raise RecipeError.of(field, reason, fix)
+
+
 def find_device(name: str, *, field: str = "placement.cluster") -> Device:
     """The device of this name, or a RecipeError with the nearest names that are known."""
     device = _BY_PLAIN_NAME.get(plain(name))
@@ -203,6 +218,8 @@ def find_device(name: str, *, field: str = "placement.cluster") -> Device:
         return device
     if (several := re.fullmatch(r"cpu([1-9]\d{0,3})", plain(name))) is not None:
         return with_threads(_CPU, int(several[1]))
+    if (size := re.fullmatch(r"(\d{1,4})gb", plain(name).replace("gib", "gb"))) is not None:
+        return _of_memory(int(size[1]), field)
     if plain(name) in ("gpu", "gpus", "cuda"):  # 1xgpu alone is known: whichever one GPU is there
         raise RecipeError.of(field, f"{name!r} does not say which kind of GPU", f"say H100, L4 or the like, {NUMBERS}")
     near = difflib.get_close_matches(plain(name), _BY_PLAIN_NAME, n=3, cutoff=0.4)

@@ -31,6 +31,8 @@ class Lookups:
     """The numbers in a reference answer, as a numeric reward reads them."""
     tests: Callable[[Prompt, str], str | None]
     """Why a prompt has no tests for a program in this column, or none."""
+    shape: Callable[[Recipe, Path], Iterable[Problem]]
+    """A contradiction between `model.shape` and the files of the model, where these are on this machine."""
     table: Callable[[Recipe, Path], Iterable[Problem]]
     """What is wrong with the table of V* that training would read."""
     functions: frozenset[str] = frozenset()

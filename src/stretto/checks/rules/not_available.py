@@ -49,7 +49,7 @@ ONLY = (
             fix=f"leave it out, and name a model in {section}.name",
             planned=True,
         )
-        for section in ("model", "roles.critic", "roles.teacher", "roles.reward_model")
+        for section in ("roles.critic", "roles.teacher", "roles.reward_model")
     ),
     OnlyValues(
         field="deadlines.environment",
@@ -66,6 +66,18 @@ def keys_wait_for_their_part(recipe: Recipe, scene: CheckContext) -> Iterator[Pr
         value = value_of(recipe, row.field)
         if value not in row.values and not (scene.planning and row.planned):
             yield Problem(field=row.field, reason=row.reason.format(value=value), fix=row.fix)
+
+
+def shape_is_that_of_a_model(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """A run reads a model's own files; a shape beside its name is for plans that are made before they are here."""
+    model = recipe.model
+    if scene.planning or model.shape is None:
+        return
+    if model.name == "scratch" or "name" not in model.model_fields_set:
+        reason = "stands for a model that is only planned with; one that runs says its own shape"
+        yield Problem(field="model.shape", reason=reason, fix="leave it out, or name a model in model.name")
+    else:
+        yield from scene.probes.shape(recipe, scene.root)
 
 
 def strategy_exists(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:

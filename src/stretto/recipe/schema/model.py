@@ -117,7 +117,8 @@ class ModelSection(Section):
     adapter: Adapter | None = Adapter()
     """LoRA, or null for full fine-tuning."""
     shape: str | Shape | None = None
-    """Name of a known family, or its numbers."""
+    """Name of a known family, or its numbers, for plans that are made before the model's files are on this machine. A
+    run reads the files."""
 
     @property
     def in_few_bits(self) -> bool:
