@@ -35,9 +35,9 @@ def deploy(
 ) -> None:
     """Write job files that start a recipe on a cluster and resume it. Nothing is sent."""
     written = api.deploy(target, recipe, cluster=cluster, changes=changes or (), to=to, hours=hours, image=image)
-    plan = "none: supervised training is not planned yet, so that it fits is not checked"
+    plan = "not available for supervised training yet; memory is not checked"
     if written.step_seconds is not None:
-        plan = f"{written.strategy}, {written.step_seconds:.3g} s a step by the planner's count"
+        plan = f"{written.strategy}, {written.step_seconds:.3g} s per step by the planner"
     lines = [
         f"folder  {written.folder}",
         f"files   {', '.join(path.name for path in written.files)}",

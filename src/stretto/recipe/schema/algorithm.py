@@ -1,7 +1,6 @@
-"""The section `algorithm`: how a reward becomes a gradient.
+"""Section `algorithm`: one record per family of algorithms, with the keys that act in it.
 
-Each family of algorithms is a record with the keys that act in it. What else is known of them (their advantage, the
-range that they clip to) is `algorithms.catalog`'s, which also knows those by module:name.
+`algorithms.catalog` holds the remaining facts (advantage, default clip range), also for algorithms by module:name.
 """
 
 from __future__ import annotations
@@ -14,157 +13,158 @@ from stretto.recipe.schema.base import Choice, Count, Given, NotNegative, Positi
 
 
 class AdaptiveKl(Section):
-    """A coefficient that moves until the KL is what is wanted."""
+    """Controller that adjusts the KL coefficient toward a target KL."""
 
     target: Positive = 0.1
-    """The KL per token to hold, as `kl/reference` reports it."""
+    """Target KL per token, as reported by `kl/reference`."""
     horizon: Count = 10_000
-    """Trajectories after which a KL of at least 1.2 times the target has raised the coefficient by about a fifth."""
+    """Trajectories after which a KL of at least 1.2 times the target raises the coefficient by about 20 %."""
 
 
 class Kl(Section):
-    """The pull towards the reference."""
+    """KL penalty toward the reference policy."""
 
     coef: NotNegative = 0.0
-    """Weight; 0 switches the reference off."""
+    """KL coefficient; 0 disables the reference policy."""
     estimator: Literal["auto", "k1", "k2", "k3"] = "auto"
-    """k1 = log-ratio, k2 = its half square, k3 = exp(u) - 1 - u; auto: k2 in the loss and k1 in the reward, whose
-    expected gradients pull to the reference."""
+    """KL estimator: k1 = log-ratio, k2 = half its square, k3 = exp(u) - 1 - u. auto: k2 in the loss, k1 in the
+    reward."""
     where: Literal["loss", "reward"] = "loss"
-    """A term of the loss, or a part of the reward."""
+    """KL as a loss term or as a part of the reward."""
     adaptive: AdaptiveKl | None = None
-    """Moves `coef`, which is then where it begins, after every step; for a KL in the reward."""
+    """Adaptive KL coefficient, starting at `coef`; for a KL in the reward."""
 
 
 class Correction(Section):
-    """Importance weights of the trainer's against the engine's probabilities."""
+    """Importance weights for the mismatch between trainer and engine probabilities."""
 
     kind: Literal["none", "token", "sequence", "geometric"] = "token"
-    """What is weighted: each token, each conversation by its product, or by its geometric mean."""
+    """Unit of the weights: each token, each conversation (product), or its geometric mean."""
     cap: Annotated[float, Field(ge=1.0)] = 2.0
-    """Weights above are truncated to it."""
+    """Max importance weight; larger weights are truncated."""
 
 
 class Vstar(Section):
-    """The optimal value A*PO regresses on."""
+    """Table of optimal values V* for A*PO."""
 
     samples: Count = 8
-    """Reference answers per prompt."""
+    """Completions of the reference per prompt."""
     beta1: NotNegative = 0.5
-    """Temperature of the log-mean-exp."""
+    """Temperature of the log-mean-exp over reference rewards."""
     beta2: Positive = 0.001
     """Weight of the log-ratio in the regression."""
     table: str = "auto"
-    """A file, or `auto` to find it by what it was made from."""
+    """File with the table. `auto` finds the one that `stretto value` wrote for this recipe."""
 
 
 class Gae(Section):
-    """Generalised advantage estimation and the loss of the critic that it reads (PPO)."""
+    """Generalized advantage estimation and the critic's loss (PPO)."""
 
     gamma: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Discount per token."""
+    """Discount factor per token."""
     lam: Annotated[float, Field(ge=0.0, le=1.0)] = 0.95
-    """Lambda: 1 trusts rewards alone, 0 the critic's next value."""
+    """GAE lambda: 1 uses rewards alone, 0 the critic's next value."""
     length_alpha: Positive | None = None
-    """Lambda of the policy by length instead: 1 - 1 / (length_alpha * trained tokens of the trajectory), at least 0."""
+    """Length-adaptive lambda of the policy: 1 - 1 / (length_alpha * trained tokens of the trajectory), at least 0.
+    Unset: `lam`."""
     critic_lam: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """Lambda of what the critic learns to say; null: `lam`."""
+    """GAE lambda for the critic's targets. Unset: `lam`."""
     value_clip: Positive = 0.2
-    """How far the critic may move from the value it gave when the answer was sampled."""
+    """Max change of a value from its value at sampling time, before the loss is clipped."""
 
 
 class AlgorithmSection(Choice):
-    """How a reward becomes a gradient."""
+    """Algorithm and its settings."""
 
     told_by: ClassVar[tuple[str, ...]] = ("name",)
 
     name: str
-    """Which algorithm."""
+    """Algorithm name."""
     kl: Kl = Kl()
-    """The pull towards the reference."""
+    """KL penalty toward the reference policy."""
     correction: Correction = Correction()
-    """Engine against trainer."""
+    """Importance weights for the engine-trainer mismatch."""
     credit: Literal["trajectory", "turn"] = "trajectory"
-    """What a reward is given to: all of a trajectory, or each turn, with what its environment says turns are worth."""
+    """Unit of credit: the whole trajectory, or each turn by the turn rewards of its environment."""
 
 
 class ClippedAlgorithm(AlgorithmSection):
-    """What algorithms with a clipped ratio share."""
+    """Keys that algorithms with a clipped probability ratio share."""
 
     clip: tuple[NotNegative, NotNegative] | None = None
-    """How far the ratio may fall and rise, (0.2, 0.2) for most; inactive while a step makes one update
-    (`batch.updates`, `batch.epochs`) and `placement.staleness` is 0."""
+    """Max decrease and increase of the probability ratio. Unset: the algorithm's default, mostly [0.2, 0.2]. Inactive
+    with one update per step and staleness 0."""
 
 
 class PolicyGradient(ClippedAlgorithm):
-    """Policy gradients without numbers of their own."""
+    """Policy gradients without further keys."""
 
     name: Literal["grpo", "reinforce", "rloo", "dapo", "gspo", "cispo", "reinforce_pp"] = "grpo"
 
 
 class DrGrpo(ClippedAlgorithm):
-    """GRPO with one constant instead of lengths and deviations."""
+    """GRPO with a constant normalizer instead of lengths and standard deviations."""
 
     name: Literal["dr_grpo"] = "dr_grpo"
     constant: Count | None = None
-    """What the sum over an answer's tokens is divided by; default: engine.max_new_tokens."""
+    """Divisor of the sum over completion tokens. Unset: engine.max_new_tokens."""
 
 
 class MultiConv(ClippedAlgorithm):
-    """One verdict for all conversations of a trajectory."""
+    """One score for all conversations of a trajectory."""
 
     name: Literal["multi_conv"] = "multi_conv"
     average: Literal["token", "trajectory"] = "token"
-    """What weighs the same in the mean."""
+    """Unit of the loss average: tokens or trajectories."""
 
 
 class Ppo(ClippedAlgorithm):
-    """A critic's values as baseline of every token."""
+    """PPO with a critic's values as the baseline of every token."""
 
     name: Literal["ppo"] = "ppo"
     gae: Gae = Gae()
-    """How values become advantages."""
+    """Advantage estimation."""
 
 
 class Distill(ClippedAlgorithm):
-    """A teacher's word on every token that the policy samples; `roles.teacher` names it."""
+    """On-policy distillation from `roles.teacher`."""
 
     name: Literal["distill"] = "distill"
     top_k: Count | None = None
-    """null: the teacher is asked about the sampled token alone. A number: the exact KL over its so many likeliest."""
+    """Exact KL over the teacher's k most likely tokens. `null`: the sampled token alone."""
     reward_weight: NotNegative = 0.0
-    """Weight of the rewards, centred in the group, beside the teacher; 0: they are only reported, and none need be."""
+    """Weight of the group-centered reward next to the teacher's term. 0: rewards are reported and may be omitted."""
 
 
 class AstarPo(AlgorithmSection):
-    """Regression on a table of optimal values; nothing is clipped."""
+    """A*PO: regression on a table of optimal values, without clipping."""
 
     name: Literal["astar_po", "astar_po_course"] = "astar_po"
     vstar: Vstar = Vstar()
-    """The table."""
+    """Table of optimal values."""
 
 
 class Imitation(AlgorithmSection):
-    """The answers of the data are imitated; nothing is sampled (`stretto sft`)."""
+    """Supervised fine-tuning on answers in the data (`stretto sft`)."""
 
     name: Literal["sft"] = "sft"
 
 
 class PairwiseRanking(AlgorithmSection):
-    """A reward model, from pairs of a better and a worse answer (`stretto reward-model`)."""
+    """Reward model trained on preference pairs (`stretto reward-model`)."""
 
     name: Literal["reward_model"] = "reward_model"
     centring: NotNegative = 0.0
-    """Weight of the squared sum of a pair's scores, which keeps scores around 0; 0.01 is usual."""
+    """Weight of the squared sum of a pair's scores, which centers scores at 0; typically 0.01."""
 
 
 class OwnAlgorithm(ClippedAlgorithm):
-    """A function of yours that builds an algorithm. `FACTS` in its file say which of these keys act."""
+    """Algorithm of your own: a function that builds it. `FACTS` in its file declares which keys act."""
 
     name: Given
     constant: Count | None = None
-    """What sums over tokens are divided by."""
+    """Divisor of sums over tokens."""
     vstar: Vstar | None = None
-    """The table of optimal values."""
+    """Table of optimal values."""
     gae: Gae | None = None
-    """How values become advantages."""
+    """Advantage estimation."""

@@ -1,8 +1,8 @@
-"""What every section of a recipe is made of: strict records, their numbers, and records of which there are kinds.
+"""Base classes of recipe sections: strict records, bounded numbers, and sections with several kinds.
 
-A section of several kinds (`rewards.0`, `task.source`, `algorithm`, ...) is a `Choice`: a class with the keys that all
-kinds share, and below it one record a kind, with the keys that act in it and no others. Validation joins the records
-to a union discriminated by `kind` (or `name`), so adding a kind is adding a record.
+A section with several kinds (`rewards.0`, `task.source`, `algorithm`, ...) is a `Choice`: a class with the shared keys,
+and one subclass per kind with the keys that act in it. Validation joins the subclasses to a union discriminated by
+`kind` (or `name`), so a new kind is a new subclass.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 OWN = "module:name"
-"""What stands in messages for something of the user's."""
+"""Placeholder in messages for a class or function of the user."""
 
 Plugin = Annotated[str, Field(pattern=":")]
-"""module:name of something in a Python file beside the recipe or in the working folder, or in a package."""
+"""module:name of an object in a Python file next to the recipe or in the working folder, or in a package."""
 
 Given = Annotated[str, Field(pattern="^<function |:")]
 """The same, or what stands for a function that a Python program gave as an object."""
@@ -45,7 +45,7 @@ class Choice(Section):
     """
 
     told_by: ClassVar[tuple[str, ...]] = ("kind",)
-    """The keys whose values tell the kinds apart; a later one is asked where several kinds are left."""
+    """Keys whose values select the kind; a later key decides if several kinds remain."""
 
     def __new__(cls, **keys: Any) -> Self:
         """An instance of the kind that the keys name, as `pathlib.Path` does."""
@@ -58,7 +58,7 @@ class Choice(Section):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Of a section with kinds the union of these, discriminated by what they are told by."""
+        """Return the discriminated union of a section's kinds."""
         if not cls.is_union():
             return handler(source)
         choices: dict[Any, CoreSchema] = {record.__name__: handler.generate_schema(record) for record in cls.records()}
@@ -73,24 +73,23 @@ class Choice(Section):
 
     @classmethod
     def is_union(cls) -> bool:
-        """True for a section with kinds, false for one of the kinds."""
+        """Return True for a section with kinds, False for one of its kinds."""
         return bool(cls.__subclasses__())
 
     @classmethod
     def union(cls) -> type[Choice]:
-        """The section that this is a kind of."""
+        """Return the section of which this class is a kind."""
         return next(base for base in cls.__mro__ if Choice in base.__bases__)
 
     @classmethod
     def records(cls) -> tuple[type[Self], ...]:
-        """The kinds of this section, the default first and those of the user's last."""
+        """Return the kinds of this section: the default first, `module:name` last."""
         found = [record for below in cls.__subclasses__() for record in below.records() or (below,)]
         return tuple(sorted(found, key=lambda record: OWN in record.values(cls.told_by[0])))
 
     @classmethod
     def narrowed(cls, keys: Mapping[str, Any]) -> tuple[str, tuple[type[Self], ...], tuple[type[Self], ...]]:
-        """The key that decides, the kinds that it decides between, and what is left: one kind, or none where its value
-        is that of no kind."""
+        """Return the deciding key, its candidates, and the remaining kinds (one, or an empty tuple)."""
         left = cls.records()
         for key in cls.told_by:
             among, value = left, keys.get(key, left[0].model_fields[key].default)
@@ -101,12 +100,12 @@ class Choice(Section):
 
     @classmethod
     def record_of(cls, keys: Mapping[str, Any]) -> type[Self] | None:
-        """The kind that the keys name, or none."""
+        """Return the kind that the keys select, or `None`."""
         return next(iter(cls.narrowed(keys)[2]), None)
 
     @classmethod
     def takes(cls, key: str, value: Any) -> bool:
-        """True if the kind has this value of a key that kinds are told by."""
+        """Return True if this kind accepts a value of a selecting key."""
         field = cls.model_fields[key]
         if typing.get_origin(field.annotation) is Literal:
             return value in typing.get_args(field.annotation)
@@ -115,25 +114,25 @@ class Choice(Section):
 
     @classmethod
     def values(cls, key: str) -> tuple[str, ...]:
-        """The values of a key that this kind is told by."""
+        """Return the values of a selecting key that select this kind."""
         return typing.get_args(cls.model_fields[key].annotation) or (OWN,)
 
     @classmethod
     def label(cls) -> tuple[str, ...]:
-        """The keys that tell this kind from all others: `kind`, or `kind` and `name`."""
+        """Return the keys that identify this kind: `kind`, or `kind` and `name`."""
         others = [record for record in cls.union().records() if record is not cls]
         shared = any(record.takes(cls.told_by[0], cls.values(cls.told_by[0])[0]) for record in others)
         return cls.told_by if shared else cls.told_by[:1]
 
 
 def names_of(records: Iterable[type[Choice]], key: str) -> tuple[str, ...]:
-    """What may be written at a key to get one of these kinds."""
+    """Return the values of a key that select one of these kinds."""
     found = [name for record in records for name in record.values(key)]
     return tuple(dict.fromkeys(found))
 
 
 def choices_in(value: Any, path: str = "") -> Iterator[tuple[str, Choice]]:
-    """Every section with kinds in a recipe, with its dotted name."""
+    """Yield every section with kinds in a recipe, with its dotted name."""
     if isinstance(value, Choice):
         yield path, value
     if isinstance(value, Section):

@@ -1,4 +1,4 @@
-"""The section `engine`: how answers are generated."""
+"""Section `engine`: inference engine and sampling settings."""
 
 from __future__ import annotations
 
@@ -10,74 +10,71 @@ from stretto.recipe.schema.base import Choice, Count, Plugin, Positive, Share
 
 
 class EngineSection(Choice):
-    """How answers are generated."""
+    """Inference engine and sampling settings."""
 
     kind: str
-    """What generates."""
+    """Inference engine."""
     max_new_tokens: Count = 24
-    """Longest answer of one call."""
+    """Max new tokens per completion."""
     temperature: Positive = 1.0
-    """Sampling temperature; log-probabilities are taken at it on both sides."""
+    """Sampling temperature. Engine and trainer compute log-probabilities at this temperature."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Draw from the most likely tokens that have at least this probability together, among those that `top_k` leaves;
-    training is on that distribution. Not with vLLM and SGLang."""
+    """Nucleus sampling: smallest set of top tokens whose probabilities sum to at least this value. Training uses the
+    same truncated distribution. Not available with vLLM or SGLang."""
     speculate: Literal["auto"] | bool = "auto"
-    """Draft tokens where decoding is bound by latency; of the native engine only."""
+    """Speculative decoding from finished completions (native engine). `auto` enables it for small batches."""
     memory_share: Literal["auto"] | Share = "auto"
-    """Share of the device's memory for the KV cache; auto: what the plan says, or a quarter. A server has its own."""
+    """Share of device memory for the KV cache. `auto`: the plan's share, or 0.25. Servers configure their own."""
 
 
 Texts = tuple[Annotated[str, Field(min_length=1)], ...]
 
 
 class NativeEngineSection(EngineSection):
-    """The engine of this project, which runs on the very modules that are trained."""
+    """Built-in engine, which samples with the trainer's own modules."""
 
     kind: Literal["native"] = "native"
     top_k: Count | None = None
-    """Draw from so many of the most likely tokens, at most; with top_p alone from 1024."""
+    """Sample from the k most likely tokens. Unset: all; with `top_p` alone at most 1024."""
     stop: Texts = ()
-    """Texts that end an answer; they are part of it, and their tokens are trained."""
+    """Stop strings. They stay in the completion, and their tokens are trained."""
     graphs: Literal["auto"] | bool = "auto"
-    """Record decode steps as CUDA graphs and replay them, which makes them several times faster: `auto` on a GPU that
-    generates by itself."""
+    """Decode with CUDA graphs. `auto`: on a GPU that generates alone."""
     router_replay: bool = False
-    """A mixture of experts is trained on the experts that computed each token when it was sampled, where rounding would
-    choose others; they travel with the answers, two bytes for each expert of each layer and token."""
+    """Mixture of experts: train each token on the experts that sampled it. Costs two bytes per token, layer and chosen
+    expert."""
 
 
 class ApartEngineSection(EngineSection):
-    """An engine with weights of its own, to which each update is published."""
+    """Engine in another process with its own copy of the weights, updated by weight sync."""
 
     stop: Texts = ()
-    """Texts that end an answer; they are part of it, and their tokens are trained."""
+    """Stop strings. They stay in the completion, and their tokens are trained."""
     url: str | None = None
-    """A server that you have started."""
+    """URL of a running server."""
 
 
 class VllmEngineSection(ApartEngineSection):
-    """vLLM, in a process and a Python environment of its own."""
+    """vLLM in a subprocess with its own Python environment, or a running vLLM server."""
 
     kind: Literal["vllm"] = "vllm"
     python: str | None = None
-    """The Python that has vLLM, or its folder; left out, `.venv-vllm`, which `make engine` builds."""
+    """Python interpreter or environment with vLLM. Unset: `.venv-vllm`, built by `make engine`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of vLLM's own that change how fast it is or how much memory it takes, such as {max_num_seqs: 512}."""
+    """vLLM engine arguments that affect speed or memory, e.g. {max_num_seqs: 512}."""
     url: str | None = None
-    """A vLLM server that you have started, such as http://host:8000: it generates with the adapter, which it reads from
-    the run's folder."""
+    """URL of a running vLLM server, e.g. http://host:8000. It loads LoRA adapters from the run folder."""
 
 
 class SglangEngineSection(ApartEngineSection):
-    """SGLang, as a server that you have started."""
+    """A running SGLang server."""
 
     kind: Literal["sglang"] = "sglang"
     url: str
-    """Where it answers, such as http://host:30000: it generates with the adapter, which it reads from the run's
-    folder."""
+    """URL of the server, e.g. http://host:30000. It loads LoRA adapters from the run folder."""
 
 
 class OwnEngineSection(EngineSection):
-    """A function of yours that makes an engine of a policy."""
+    """Engine of your own: a function that takes the policy and returns an engine."""
 
     kind: Plugin

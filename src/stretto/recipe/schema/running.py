@@ -1,4 +1,4 @@
-"""The sections about the run: where models live, what is evaluated and kept, when it stops, how long it waits."""
+"""Sections of the run: placement, evaluation, checkpoints, guards, deadlines, length and folder."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from stretto.recipe.schema.base import Count, Natural, NotNegative, Positive, Se
 
 
 class Placement(Section):
-    """Where the models live."""
+    """Devices and the placement of models on them."""
 
     strategy: str = "auto"
-    """flatten, interleave, separate, elastic, or auto: the one that `stretto plan` finds to be the fastest."""
+    """flatten, interleave, separate, elastic, or auto: the fastest by `stretto plan`."""
     cluster: str = "auto"
-    """auto (one device: the first GPU, or the CPU), 1xcpu, 1xgpu (one of any kind; to plan for, or of several, name the
-    kind), 8xH100, 1xcpu+1xcpu2 (of 1 and 2 threads), or a file."""
+    """Devices: auto (the first GPU, else the CPU), e.g. 1xcpu, 1xgpu, 8xH100, 2x8xH100, 1xcpu+1xcpu2 (1 and 2
+    threads), or a file. Plans and multi-GPU runs need the GPU model."""
     fractions: Literal["I1", "I2"] | tuple[Share, ...] | dict[str, Share] | None = None
-    """interleave: share of the devices of actor, critic, reference and reward model, or a preset; default I1. Or groups
-    that lie side by side, such as {actor+reference: 0.75, critic+reward: 0.25}."""
+    """Strategy interleave: share of devices for actor, critic, reference and reward model, or a preset. Unset: I1. A
+    mapping places groups of roles side by side, e.g. {actor+reference: 0.75, critic+reward: 0.25}."""
     staleness: Natural = 0
-    """Versions the sampler may lag behind: 1 generates the next batch while this one is trained on (separate)."""
+    """Max lag of the sampling weights in versions. 1: generate the next batch while training on this one (strategy
+    separate)."""
     cells: tuple[dict[str, Any], ...] | None = None
-    """A plan by hand."""
+    """Manual plan: a list of cells, as in plan.json."""
     nccl: bool = False
-    """GPUs: between cells, gradients and weights pass from card to card by NCCL, not through host memory; not tried on
-    GPUs yet. Within a cell of several GPUs all passes by NCCL in any case."""
+    """Send gradients and weights between cells by NCCL instead of host memory. Untested on GPUs."""
     price_per_gpu_hour: NotNegative | None = None
-    """For the cost of a step in plans and at the end of a run."""
+    """Price of one GPU hour, for cost estimates of plans and runs."""
 
 
 EVALUATED = 100
@@ -36,14 +36,14 @@ EVALUATED = 100
 
 
 class Evaluate(Section):
-    """Greedy accuracy on the held-out prompts."""
+    """Greedy accuracy on held-out prompts."""
 
     every: Natural = 10
-    """Steps between evaluations, step 0 and the last included; 0 for none."""
+    """Steps between evaluations; step 0 and the last step are always evaluated. 0 disables evaluation."""
     prompts: Literal["auto"] | Count = "auto"
-    """How many held-out prompts. `auto`: all of them, at most 100."""
+    """Number of held-out prompts per evaluation. `auto`: all of them, at most 100."""
     pass_k: Count = 1
-    """Also sample k answers per prompt and report pass@k."""
+    """Samples per prompt for pass@k, at the training temperature. 1: greedy accuracy alone."""
 
     @property
     def limit(self) -> int:
@@ -52,84 +52,84 @@ class Evaluate(Section):
 
 
 class CheckpointSection(Section):
-    """What is kept of a run."""
+    """Checkpoint schedule and retention."""
 
     every: Count = 10
-    """Steps between checkpoints; the last step always has one."""
+    """Steps between checkpoints. The last step is always saved."""
     keep: Count = 3
-    """How many to keep."""
+    """Number of newest checkpoints to keep."""
     best: str | None = "eval/accuracy"
-    """A metric whose best checkpoint is kept besides, or null."""
+    """Metric whose best checkpoint is also kept; `null` disables it."""
 
 
 class Guards(Section):
-    """When a run should stop rather than go on."""
+    """Conditions that stop a run or log a warning."""
 
     non_finite: Literal["stop", "skip"] = "stop"
-    """A loss or gradient that is not finite: stop, or skip the update and count it."""
+    """Reaction to a non-finite loss or gradient: stop the run, or skip the update and count it."""
     reward_error_share: Share = 0.1
-    """Share of a step's trajectories, and of an evaluation's answers, whose reward may fail."""
+    """Max share of failed rewards per step or evaluation before the run stops."""
     max_k3: Positive | None = 0.05
-    """Largest mean k3 between engine and trainer."""
+    """Stop when the mean KL (k3) between engine and trainer exceeds this value. `null` disables it."""
     min_entropy: NotNegative | None = None
-    """Smallest mean entropy of the sampled tokens' distributions."""
+    """Stop when the mean token entropy falls below this value. `null` disables it."""
     rehearsal: Literal["auto"] | bool = "auto"
-    """Try the largest row, an update, a publish and a save before the first step; auto does so on GPUs."""
+    """Run the largest microbatch, an update, a weight sync and a save before the first step. `auto`: on GPUs."""
     min_disk_gb: NotNegative = 2.0
-    """Free disk below which a run does not start or checkpoint."""
+    """Min free disk space in GB to start or to save a checkpoint."""
     reward_collapse: Share | None = 0.5
-    """Warn when the mean reward of ten steps is below its best by this share, of the best or of what was gained."""
+    """Warn when the ten-step mean reward falls by this share of its best value or of its gain."""
     entropy_collapse: Share | None = 0.1
-    """Warn when the entropy of ten steps is below this share of that of the first ten."""
+    """Warn when the ten-step mean entropy falls below this share of its first ten-step mean."""
     mismatch_growth: Positive | None = 10.0
-    """Warn when the mean k3 between engine and trainer is so many times that of the first ten steps."""
+    """Warn when the engine-trainer k3, averaged over ten steps, exceeds this multiple of its average over the first
+    ten."""
     loop_lag: Seconds | None = 5.0
-    """Warn when the event loop, in which environments run, was blocked so many seconds."""
+    """Warn when the event loop was blocked for this many seconds."""
     memory_growth: Positive | None = 0.5
-    """Warn when the memory of this process has grown by this share since its first steps."""
+    """Warn when host memory of the main process has grown by this share since the first steps."""
     warn_disk_gb: NotNegative | None = 4.0
-    """Warn when less disk is free."""
+    """Warn below this free disk space in GB."""
     stop_on: tuple[
         Literal["reward_collapse", "entropy_collapse", "mismatch_growth", "loop_lag", "memory_growth", "warn_disk_gb"],
         ...,
     ] = ()
-    """Which of these warnings end the run, after a checkpoint, instead."""
+    """Warnings that stop the run after a checkpoint instead."""
 
 
 class Deadlines(Section):
-    """Seconds each wait may take."""
+    """Time limits in seconds. A wait that exceeds its limit ends the run with exit code 3."""
 
     start: Seconds = 300.0
-    """Loading and starting; also importing a module of yours."""
+    """Loading models and starting workers; also the import of your modules."""
     environment: Seconds = 60.0
-    """One call of user code in an environment; single calls are not limited yet."""
+    """One call of user code in an environment. Not enforced yet; `environment.deadline` limits a trajectory."""
     generate: Seconds = 600.0
-    """Generating one step."""
+    """Generation of one step."""
     reward: Seconds = 60.0
-    """Waiting for the next verdict while trajectories are scored."""
+    """Wait for the next reward while trajectories are scored."""
     train: Seconds = 600.0
-    """Training one step."""
+    """Training of one step."""
     publish: Seconds = 120.0
-    """Publishing the weights."""
+    """Weight sync."""
     checkpoint: Seconds = 3600.0
-    """A checkpoint that is waited for: the one before it, or the last."""
+    """Wait for a checkpoint: the previous one or the last."""
 
 
 class RunSection(Section):
-    """How long, and where to."""
+    """Length of the run, its folder and processes."""
 
     steps: Count = 40
-    """Steps."""
+    """Number of training steps."""
     folder: Annotated[str, Field(min_length=1)] = "auto"
-    """auto: runs/<recipe>-<NNN>, the next free one; an explicit folder must not exist."""
+    """Run folder. auto: runs/<recipe>-<NNN>, the next free number. An explicit folder must not exist."""
     until: str | None = None
-    """Save and stop in time: a duration of this session (3h30m), or a time with its zone (06:30Z, 18:00+02:00). The end
-    of a job that $SLURM_JOB_END_TIME tells counts as well."""
+    """Time limit: a duration of this session (3h30m), or a time with zone (06:30Z, 18:00+02:00). The run saves and
+    stops before it. $SLURM_JOB_END_TIME also counts."""
     report: bool = True
-    """Keep report.html in the run's folder up to date."""
+    """Keep report.html in the run folder up to date."""
     reward_workers: Literal["auto"] | Count = "auto"
-    """Processes that run reward functions and tools, and programs in the sandbox at a time; auto: half of the cores, at
-    least 4 processes and 2 programs, at most 16. More help where these wait, such as for a judge that is asked over a
-    network."""
+    """Number of processes for reward functions and tools, and of parallel sandbox programs. auto: half of the cores,
+    at least 4 processes and 2 programs, at most 16. Raise it for rewards that wait on a network."""
     callbacks_strict: bool = False
-    """A callback given to `stretto.train` that raises ends the run; otherwise that is told once and the run goes on."""
+    """End the run when a callback of `stretto.train` raises. False: log the first failure and continue."""

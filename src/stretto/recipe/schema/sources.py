@@ -1,4 +1,4 @@
-"""The section `task.source`: where prompts come from, a record a kind."""
+"""Section `task.source`: one record per kind of source."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from stretto.recipe.schema.base import Choice, Count, Natural, Plugin, Section
 
 
 class Source(Choice):
-    """Where prompts come from."""
+    """Source of prompts."""
 
     told_by: ClassVar[tuple[str, ...]] = ("kind", "name")
 
     kind: str
-    """What prompts are made of."""
+    """Source type."""
 
 
 class AdditionSource(Source):
@@ -24,20 +24,20 @@ class AdditionSource(Source):
     kind: Literal["synthetic"] = "synthetic"
     name: Literal["addition"] = "addition"
     max: Count = 20
-    """The largest operand."""
+    """Largest operand."""
 
 
 class StringsSource(Source):
-    """Strings to be reversed, sorted or copied."""
+    """Strings to reverse, sort or copy."""
 
     kind: Literal["synthetic"] = "synthetic"
     name: Literal["reverse", "sort", "copy"] = "reverse"
     length: tuple[Count, Count] = (3, 5)
-    """Shortest and longest string."""
+    """Min and max string length."""
     alphabet: Annotated[str, Field(min_length=2)] = "0123456789"
-    """The characters of the strings."""
+    """Characters of the strings."""
     count: Count = 2000
-    """How many different strings. Unset, no more than there are."""
+    """Number of distinct strings. Unset: at most as many as exist."""
 
     @property
     def possible(self) -> int:
@@ -63,7 +63,7 @@ class NumberSource(Source):
     range: tuple[int, int] = (0, 99)
     """Smallest and largest secret."""
     count: Count = 2000
-    """How many games."""
+    """Number of games."""
 
 
 class CodeSource(Source):
@@ -72,39 +72,39 @@ class CodeSource(Source):
     kind: Literal["synthetic"] = "synthetic"
     name: Literal["code"] = "code"
     alphabet: Annotated[str, Field(min_length=2)] = "012345"
-    """What secrets are made of."""
+    """Characters of secrets."""
     length: Annotated[int, Field(ge=1, le=40)] = 4
-    """Characters of a secret."""
+    """Length of a secret in characters."""
     count: Count = 2000
-    """How many games."""
+    """Number of games."""
 
 
 class LookupSource(Source):
-    """A log, in the column `document`, in which letters are given digits; the last digit of one of them is asked. For
+    """Logs (column `document`) that assign digits to letters; the question is the last digit of one letter. For
     environment memory."""
 
     kind: Literal["synthetic"] = "synthetic"
     name: Literal["lookup"] = "lookup"
     pairs: Annotated[int, Field(ge=1, le=10_000)] = 52
-    """Entries of the log, four characters each."""
+    """Entries per log, four characters each."""
     keys: Annotated[int, Field(ge=1, le=52)] = 8
-    """How many letters there are."""
+    """Number of distinct letters."""
     count: Count = 2000
-    """How many logs."""
+    """Number of logs."""
 
 
 class LatestSource(Source):
-    """A log, in the column `document`, of letters of several kinds; the last letter of one of them is asked, and it may
-    stand anywhere. For environment memory."""
+    """Logs (column `document`) of letters of several kinds; the question is the last letter of one kind. For
+    environment memory."""
 
     kind: Literal["synthetic"] = "synthetic"
     name: Literal["latest"] = "latest"
     length: Annotated[int, Field(ge=1, le=40_000)] = 200
-    """Letters of the log."""
+    """Letters per log."""
     kinds: Annotated[int, Field(ge=2, le=26)] = 4
-    """How many kinds of letters there are."""
+    """Number of kinds of letters."""
     letters: Annotated[int, Field(ge=2, le=26)] = 6
-    """How many letters are of each kind; 52 in all at most. Unset, no more than there are for `kinds`."""
+    """Letters per kind; at most 52 in all."""
 
     @property
     def each(self) -> int:
@@ -112,69 +112,69 @@ class LatestSource(Source):
         return self.letters if "letters" in self.model_fields_set else min(self.letters, 52 // self.kinds)
 
     count: Count = 2000
-    """How many logs."""
+    """Number of logs."""
 
 
 class Ranking(Section):
-    """How a row with several answers, of which some are better, becomes pairs."""
+    """Conversion of rows with several ranked answers to preference pairs."""
 
     best: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
-    """Share of the answers, at least one, that are the better ones; the others are the worse ones."""
+    """Share of answers that count as better, at least one. The rest are worse."""
     pairs: Count = 4
-    """Pairs of a row at most; the worse answers are taken from all over the ranking."""
+    """Max pairs per row. Worse answers are spread over the ranking."""
     margins: bool = False
-    """The difference of two scores is their pair's margin."""
+    """Use the score difference as the pair's margin."""
 
 
 class ColumnsSource(Source):
-    """What sources of rows share."""
+    """Keys that all row-based sources share."""
 
     columns: dict[
         Literal["id", "prompt", "answer", "messages", "chosen", "rejected", "margin", "answers", "scores", "ranking"],
         str,
     ] = Field(default_factory=dict)
-    """Which column holds what, where it is not called so."""
+    """Column names for the fields that are named differently in the data."""
     rows: Literal["prompts", "demonstrations", "pairs"] = "prompts"
-    """What a row is: a question, one with the answer to imitate, or one with a better and a worse answer; left out,
-    what the algorithm learns from."""
+    """Content of a row: a prompt, a prompt with the answer to imitate, or a prompt with a better and a worse answer.
+    Unset: as the algorithm needs."""
     ranking: Ranking = Ranking()
-    """Pairs: rows with several answers."""
+    """Conversion of ranked answers to pairs."""
 
 
 class JsonlSource(ColumnsSource):
-    """A file with one JSON object per line."""
+    """JSON Lines file: one object per line."""
 
     kind: Literal["jsonl"] = "jsonl"
     path: str
-    """The file."""
+    """Path of the file."""
 
 
 class HubSource(ColumnsSource):
-    """A dataset of the Hugging Face hub, or a file or folder that `datasets` reads (the extra tasks)."""
+    """Hugging Face dataset: from the Hub, or a file or folder that `datasets` reads (extra `tasks`)."""
 
     kind: Literal["hf"] = "hf"
     name: str | None = None
-    """A dataset of the hub."""
+    """Dataset id on the Hub."""
     path: str | None = None
-    """A file or folder on this machine instead."""
+    """Local file or folder instead of `name`."""
     split: Annotated[str, Field(min_length=1)] | None = None
-    """Which split; default train, or the only one."""
+    """Split. Unset: train, or the only one."""
     subset: Annotated[str, Field(min_length=1)] | None = None
-    """Which configuration of a dataset that has several, such as main."""
+    """Configuration of a dataset that has several, e.g. main."""
 
 
 class GymSource(Source):
-    """A task of reasoning-gym (the extra tasks)."""
+    """Task of reasoning-gym (extra `tasks`)."""
 
     kind: Literal["reasoning_gym"] = "reasoning_gym"
     name: Annotated[str, Field(min_length=1)]
-    """The task, such as chain_sum."""
+    """Task name, e.g. chain_sum."""
     count: Literal["auto"] | Count = "auto"
-    """How many prompts. `auto`: 1000, or as many different ones as there are."""
+    """Number of prompts. `auto`: 1000, or as many distinct ones as exist."""
     seed: int = 0
-    """Which prompts; apart from the run's seed, so that runs compare on the same ones."""
+    """Seed of the prompts, independent of the run's seed, so that runs compare on equal prompts."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """The task's own settings, such as min_terms and max_terms of chain_sum."""
+    """Task settings, e.g. min_terms and max_terms of chain_sum."""
 
     @property
     def limit(self) -> int:
@@ -183,38 +183,38 @@ class GymSource(Source):
 
 
 class VerifiersSource(Source):
-    """Tasks of a taskset of verifiers (the extra environments); `environment.kind: verifiers` plays and judges them."""
+    """Verifiers taskset (extra `environments`); environment.kind verifiers runs and scores it."""
 
     kind: Literal["verifiers"] = "verifiers"
     taskset: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
-    """Its name: a Python file beside the recipe, a package, or one of verifiers' own."""
+    """Taskset name: a Python file next to the recipe, a package, or a taskset shipped with verifiers."""
     count: Count = 1000
-    """How many of its tasks at most; some tasksets never end."""
+    """Max number of tasks; some tasksets are endless."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """The taskset's own settings."""
+    """Taskset settings."""
 
 
 class OwnSource(ColumnsSource):
-    """Rows from a Python function of yours, called with `config`."""
+    """Rows from a Python function of your own."""
 
     kind: Plugin
     config: dict[str, Any] = Field(default_factory=dict)
-    """What the function is called with."""
+    """Arguments of the function."""
 
 
 class ArcSource(Source):
-    """Tasks of ARC, to be solved by a program (the extra arc)."""
+    """ARC tasks, solved by a program (extra `arc`)."""
 
     kind: Literal["arc"] = "arc"
     name: Literal["arc-agi-1", "arc-agi-2"] = "arc-agi-1"
-    """The set of tasks."""
+    """Task set."""
     split: Literal["training", "evaluation"] = "training"
-    """Which half of the set."""
+    """Half of the task set."""
     path: str | None = None
-    """Tasks on this machine instead: a folder with one JSON file each, as ARC is published, or one file with many."""
+    """Local tasks: a folder with one JSON file per task, as ARC is published, or one file with many."""
     augment: Natural = 0
-    """Variants of every task besides itself: other colours, turned and mirrored."""
+    """Number of augmented variants per task: permuted colors, rotations, reflections."""
     seed: int = 0
-    """Which variants; apart from the run's seed, so that runs compare on the same ones."""
+    """Seed of the variants, independent of the run's seed."""
     longest: Count | None = None
-    """Characters of a prompt, which are more than its tokens: pairs are left out to fit, then tasks."""
+    """Max prompt length in characters. Example pairs are dropped to fit, then tasks."""

@@ -1,4 +1,4 @@
-"""The sections `task` and `environment`: what the model is asked, and what happens between that and the verdict."""
+"""Sections `task` and `environment`: prompts, and the interaction between prompt and reward."""
 
 from __future__ import annotations
 
@@ -14,193 +14,193 @@ HELD_OUT = 100
 
 
 class Holdout(Section):
-    """Prompts kept for evaluation, chosen by id."""
+    """Prompts reserved for evaluation, selected by id."""
 
     prompts: Literal["auto"] | Natural = "auto"
-    """How many; never drawn for training. `auto`: 100, but at most a tenth of the prompts and at least 1; and at least
-    the number in evaluate.prompts."""
+    """Number of held-out prompts, never used for training. `auto`: 100, but at most a tenth of the prompts, and at
+    least `evaluate.prompts`."""
     seed: int = 0
-    """Which ones; apart from the run's seed, so that runs compare on the same prompts."""
+    """Seed of the selection, independent of the run's seed, so that runs compare on equal prompts."""
 
     def number(self, count: int, *, least: int = 1) -> int:
-        """How many of `count` prompts are held out; of an open number at least `least`, while one prompt trains."""
+        """Return the number of held-out prompts among `count`; for `auto` at least `least`."""
         if self.prompts != "auto":
             return self.prompts
         return max(least if least > 1 else min(1, count - 1), min(HELD_OUT, count // 10))
 
 
 class Example(Section):
-    """A question with its answer, shown to the model before each prompt."""
+    """Few-shot example, inserted before each prompt."""
 
     prompt: Annotated[str, Field(min_length=1)]
-    """What the user says."""
+    """User message."""
     answer: Annotated[str, Field(min_length=1)]
-    """What the assistant answers."""
+    """Assistant message."""
 
 
 class TaskSection(Section):
-    """What the model is asked."""
+    """Prompts of training and evaluation."""
 
     source: Source = AdditionSource()
-    """Where prompts come from."""
+    """Source of prompts."""
     prompt: str | None = None
-    """Template of the user's message over the columns of the source; default: the task's own."""
+    """Template of the user message over columns of the source. Unset: the source's own."""
     system: str | None = None
-    """A system message before it."""
+    """System message."""
     examples: tuple[Example, ...] = ()
-    """Turns between the system message and the prompt, for few-shot prompting."""
+    """Few-shot examples between system message and prompt."""
     template: dict[str, Any] = Field(default_factory=dict)
-    """What the model's chat template is told besides the messages, such as {enable_thinking: false}."""
+    """Extra arguments of the chat template, e.g. {enable_thinking: false}."""
     chat_template: Annotated[str, Field(min_length=1)] | None = None
-    """A file with a chat template (Jinja) instead of the model's own; it is saved with the model."""
+    """File with a Jinja chat template that replaces the model's. Saved with the model."""
     drop_longer_than: Literal["auto"] | Count | None = None
-    """Prompts of more tokens than this are dropped and counted; auto: those that leave no room in the context for
+    """Max prompt length in tokens; longer prompts are dropped and counted. auto: the context minus
     engine.max_new_tokens."""
     holdout: Holdout = Holdout()
-    """Prompts kept for evaluation."""
+    """Prompts reserved for evaluation."""
 
 
 class EnvironmentSection(Choice):
-    """What happens between the prompt and the verdict. Of games the `game` decides which keys there are."""
+    """Interaction between the prompt and the reward. For games, `game` selects the keys."""
 
     told_by: ClassVar[tuple[str, ...]] = ("kind", "game")
 
     kind: str
-    """Who talks to the model."""
+    """Environment type."""
     deadline: Seconds = 60.0
-    """Seconds one trajectory may spend outside the engine."""
+    """Max seconds that one trajectory spends outside the engine."""
 
 
 class SingleTurnSection(EnvironmentSection):
-    """One question, one answer."""
+    """One prompt, one completion."""
 
     kind: Literal["single_turn"] = "single_turn"
 
 
 class OwnEnvironmentSection(EnvironmentSection):
-    """An async function or a class of yours."""
+    """Environment of your own: an async function or a class."""
 
     kind: Given
     hosts: Literal["auto"] | Natural = "auto"
-    """How many processes of its own it runs in; 0: in the process of the run, and so does auto."""
+    """Number of separate processes for the environment. 0 or auto: the run's process."""
     turns: Count = 8
-    """A class of tools: most replies of the model."""
+    """Tool classes: max number of model turns."""
 
     @property
     def processes(self) -> int:
-        """How many processes of its own it has."""
+        """Number of separate processes for the environment. 0 or auto: the run's process."""
         return 0 if self.hosts == "auto" else self.hosts
 
 
 class ProgramSection(EnvironmentSection):
-    """A program of yours that knows OpenAI's API, started once per trajectory (the extra serve)."""
+    """Program that calls the OpenAI API, started once per trajectory (extra `serve`)."""
 
     kind: Literal["program"] = "program"
     command: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
-    """The program and its arguments, started in the recipe's folder without a shell: [python, agent.py]."""
+    """Program and arguments, run without a shell in the recipe's folder, e.g. [python, agent.py]."""
 
 
 class VerifiersSection(EnvironmentSection):
-    """Whatever plays the tasks of `task.source.kind: verifiers`: a question, a game (the extra environments)."""
+    """Environment of a verifiers taskset, from task.source.kind verifiers (extra `environments`)."""
 
     kind: Literal["verifiers"] = "verifiers"
     turns: Count | None = None
-    """Most replies of the model; default: as the taskset says."""
+    """Max number of model turns. Unset: the taskset's limit."""
 
 
 class ToolsSection(EnvironmentSection):
-    """A model that calls tools."""
+    """Model with tools."""
 
     kind: Literal["tools"] = "tools"
     tools: Annotated[tuple[Literal["calculator", "search", "python"], ...], Field(min_length=1)] = ("calculator",)
-    """Which tools; python runs programs in the sandbox."""
+    """Available tools. `python` runs programs in the sandbox."""
     turns: Count = 8
-    """Most replies of the model."""
+    """Max number of model turns."""
     corpus: str | None = None
-    """search: a folder of .txt and .md files, or a .jsonl file with a `text` per line."""
+    """Tool search: folder of .txt and .md files, or a .jsonl file with a `text` column."""
     results: Count = 3
-    """search: passages of one answer."""
+    """Tool search: passages per result."""
 
 
 class GameSection(EnvironmentSection):
-    """What games of deduction share; the secret is the prompt's answer."""
+    """Keys that all games share. The secret is the prompt's reference answer."""
 
     turns: Count = 8
-    """Most guesses."""
+    """Max number of guesses."""
     right: str = "right"
-    """What the right guess would be told; with it the game is over, so the model never reads it."""
+    """Reply to a correct guess. The game ends with it, so the model never reads it."""
     invalid: str = "That is no guess."
-    """What a reply without a guess is told."""
+    """Reply to a completion without a guess."""
 
 
 class NumberGame(GameSection):
-    """A whole number is guessed, and each guess is told whether the secret is higher or lower."""
+    """Guess a whole number; each reply is higher or lower."""
 
     kind: Literal["game"] = "game"
     game: Literal["number"] = "number"
     range: tuple[int, int] = (0, 99)
     """Smallest and largest secret."""
     higher: str = "higher"
-    """What a guess is told that is too small."""
+    """Reply to a guess that is too small."""
     lower: str = "lower"
-    """What a guess is told that is too large."""
+    """Reply to a guess that is too large."""
 
 
 class CodeGame(GameSection):
-    """A string is guessed, and each guess is told how many characters are right, and how many elsewhere."""
+    """Guess a string; each reply counts right and misplaced characters."""
 
     kind: Literal["game"] = "game"
     game: Literal["code"] = "code"
     alphabet: Annotated[str, Field(min_length=2)] = "012345"
-    """What secrets are made of."""
+    """Characters of secrets."""
     length: Annotated[int, Field(ge=1, le=40)] = 4
-    """Characters of a secret."""
+    """Length of a secret in characters."""
     matched: str = "{placed} right, {misplaced} misplaced"
-    """What another guess is told."""
+    """Reply to a wrong guess."""
 
 
 class MemorySection(EnvironmentSection):
-    """A model that reads a long text piece by piece and keeps a memory."""
+    """Memory agent: reads a long text in chunks and maintains a memory."""
 
     kind: Literal["memory"] = "memory"
     document: str = "document"
-    """The column that holds the text."""
+    """Column with the text."""
     chunk: Count = 8000
-    """Characters of a piece, which ends behind a space if one is near."""
+    """Max chunk length in characters. A chunk ends after a space where possible."""
     memory_tokens: Count | None = None
-    """Longest memory; default: engine.max_new_tokens."""
+    """Max memory length in tokens. Unset: engine.max_new_tokens."""
     empty: str = "No memory yet."
-    """The memory before the first piece."""
+    """Initial memory."""
     update: str = (
         "A question is to be answered from a long text, of which you read one section at a time.\n\n"
         "Question: {question}\n\nYour memory of the sections before:\n{memory}\n\nThis section:\n{chunk}\n\n"
         "Write the new memory: everything of the old one and of this section that helps to answer the question. "
         "Only what you write now is kept."
     )
-    """Template of the message for each piece, over {question}, {memory} and {chunk}."""
+    """Message template for each chunk, over {question}, {memory} and {chunk}."""
     answer: str = (
         "Question: {question}\n\nYour memory of a long text that you have read:\n{memory}\n\nAnswer the question."
     )
-    """Template of the last message, over {question} and {memory}."""
+    """Message template for the final question, over {question} and {memory}."""
     keep: bool = True
-    """False: each piece finds the memory empty, a control for what memory is worth."""
+    """Pass the memory to the next chunk. False resets it each time, as a control experiment."""
     shown: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """The share of prompts for which the warm-up of a scratch model shows how a memory is kept; for the others it is
-    shown to stay empty, so that keeping one remains to be learned."""
+    """Scratch models: share of warm-up demonstrations that keep a memory. The rest show an empty memory, so that RL
+    has something to learn."""
 
 
 class ProjectSection(EnvironmentSection):
-    """A program of several files, each written in a conversation of its own that leaves notes for the next."""
+    """Program of several files, each written in a separate conversation that receives notes of the previous ones."""
 
     kind: Literal["project"] = "project"
     files: str = "files"
-    """The column that lists the files: [{"name": "parse.py", "task": "what it is to be"}, ...], the program last."""
+    """Column with the list of files: [{"name": "parse.py", "task": "..."}, ...], the main program last."""
     empty: str = "No notes yet."
-    """The notes before the first file."""
+    """Initial notes."""
     write: str = (
-        "A program is written file by file, each by somebody who sees only the notes of those before.\n\n"
+        "A program is written file by file, each by an author who sees only the notes of the files before.\n\n"
         "Goal: {goal}\n\nNotes:\n{notes}\n\nNow write {name}: {file}\n\n"
         "Answer with the file in a ```python block and, behind it, the new notes: everything of the old ones and of "
         "this file that the later files need, such as how its functions are called."
     )
-    """Template of the message for each file, over {goal}, {notes}, {name} and {file}."""
+    """Message template for each file, over {goal}, {notes}, {name} and {file}."""

@@ -1,4 +1,4 @@
-"""The sections `batch` and `optimizer`: how much is learned from at once, and how a gradient becomes an update."""
+"""Sections `batch` and `optimizer`: batch size, updates per step, optimizer and learning rate."""
 
 from __future__ import annotations
 
@@ -10,73 +10,73 @@ from stretto.recipe.schema.base import Count, Natural, NotNegative, Positive, Se
 
 
 class Response(Section):
-    """Distribution of answer lengths in tokens: lognormal, cut at `cap`."""
+    """Lognormal distribution of completion lengths, truncated at `cap`."""
 
     mean: Positive = 28.0
-    """Mean."""
+    """Mean length in tokens."""
     sigma: NotNegative = 0.6
-    """Standard deviation of the logarithm."""
+    """Standard deviation of the logarithm of the length."""
     cap: Count = 64
-    """Longest."""
+    """Max length in tokens."""
 
 
 class LengthsSection(Section):
-    """Lengths that plans are made for; what is generated is as long as it comes out."""
+    """Sequence lengths assumed by plans and forecasts."""
 
     prompt: Count = 43
-    """Prompt tokens."""
+    """Prompt length in tokens."""
     response: Response = Response()
-    """Answer tokens."""
+    """Distribution of completion lengths."""
     from_run: str | None = None
-    """Take both from a run's samples instead."""
+    """Run folder whose samples give both distributions."""
 
 
 class BatchSection(Section):
     """One step: prompts x samples trajectories, epochs x updates optimizer updates."""
 
     prompts: Count = 8
-    """Prompts a step."""
+    """Prompts per step."""
     samples: Count = 8
-    """Samples per prompt."""
+    """Trajectories per prompt (group size)."""
     updates: Count = 1
-    """Optimizer updates that the answers of a step are divided into; above 1 the later ones are off-policy and clipping
-    acts."""
+    """Optimizer updates per step and epoch, each on an equal part of the trajectories. Above 1, later updates are
+    off-policy and clipping acts."""
     epochs: Count = 1
-    """How often each answer is trained on, in other updates each time; above 1 as above."""
+    """Passes over the trajectories of a step. Above 1, later updates are off-policy and clipping acts."""
     oversample: Annotated[float, Field(ge=1.0)] = 1.0
-    """Launch this many times the prompts and train on the first that are worth it, in launch order."""
+    """Factor of prompts launched per step. Training uses the first accepted groups, in launch order."""
     max_rounds: Count = 10
-    """Rounds of resampling before training on what is there."""
+    """Max rounds of resampling before training on an incomplete batch."""
     token_budget: Literal["auto"] | Count = "auto"
-    """Most tokens in a micro-batch; the only thing that decides its size."""
+    """Max tokens per microbatch. `auto` picks the largest size that fits."""
     lengths: LengthsSection | None = None
-    """Lengths that `plan`, `placement.strategy: auto` and forecasts count with."""
+    """Sequence lengths for `stretto plan`, `placement.strategy: auto` and forecasts."""
 
     @property
     def updates_a_step(self) -> int:
-        """Optimizer updates of all epochs."""
+        """Optimizer updates per step over all epochs."""
         return self.epochs * self.updates
 
 
 class UpdateSection(Section):
-    """How a gradient becomes an update, whichever model it is of."""
+    """Optimizer settings of one trained model."""
 
     name: Literal["adamw", "adamw16bit", "adamw8bit"] = "adamw"
-    """AdamW. Beside a bf16 weight and its gradient it keeps 12 bytes; adamw16bit keeps 6 and adamw8bit 4, with moments
-    that are rounded at random."""
+    """AdamW variant. State next to a bf16 weight and its gradient: adamw 12 bytes per parameter, adamw16bit 6,
+    adamw8bit 4 (moments rounded stochastically)."""
     lr: Literal["auto"] | NotNegative = "auto"
-    """Peak learning rate. `auto` divides a constant by the model's hidden size: 0.012 for LoRA, 0.008 for all
-    weights, 0.1 for LoRA that learns from rows or is a critic's."""
+    """Peak learning rate. `auto`: 0.012 / hidden size for LoRA, 0.008 / hidden size for full fine-tuning, 0.1 / hidden
+    size for LoRA in SFT, reward models and critics."""
     betas: tuple[Share, Share] = (0.9, 0.95)
-    """Decay of the two moments."""
+    """Decay rates of the first and second moment."""
     weight_decay: NotNegative = 0.0
     """Decoupled weight decay."""
     clip: Positive | None = 1.0
-    """Largest gradient norm, after the global denominator; null for none."""
+    """Max gradient norm, after normalization over the whole step. `null` disables clipping."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """Course of the learning rate after the warm-up."""
+    """Learning rate schedule after the warm-up."""
     warmup: Natural = 0
-    """Updates of linear warm-up. Unset, 5 where `lr` is `auto`."""
+    """Updates of linear warm-up. Unset: 5 if `lr` is `auto`, else 0."""
 
     @property
     def peak(self) -> float:
@@ -87,9 +87,9 @@ class UpdateSection(Section):
 
 
 class Optimizer(UpdateSection):
-    """How the gradient of the model that is trained becomes an update, and how gradients are made and added up."""
+    """Optimizer of the policy, and memory and communication of its gradients."""
 
     checkpointing: Literal["auto"] | bool = "auto"
-    """Recompute activations in the backward; auto switches it on when memory runs out."""
+    """Activation checkpointing. `auto` turns it on when a device runs out of memory."""
     reduce: Literal["exact", "bfloat16"] = "exact"
-    """Several devices: add gradients up as they are, or rounded, with half the bytes and error feedback."""
+    """Gradient all-reduce between devices: exact, or bfloat16 with error feedback and half the traffic."""
