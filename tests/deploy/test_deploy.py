@@ -155,6 +155,34 @@ def test_train_sh_of_every_target_begins_every_recipe_in_a_clean_folder(path, tm
             assert (there / "recipes" / table).resolve().parent == (there / "runs").resolve(), "on the volume"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # each start loads PyTorch, three of them on two cores
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("tiny-astar-po", ["task.source.count=120", "batch.prompts=8", "algorithm.vstar.samples=2"]),
+        ("tiny-sft", ["optimizer.warmup=0"]),
+        ("tiny", ["batch.prompts=2", "batch.samples=2", "placement.strategy=flatten", "deadlines.start=500"]),
+    ],
+)
+def test_train_sh_trains_and_is_started_again(name, changes, tmp_path, monkeypatch):
+    shutil.copytree(RECIPES, tmp_path / "recipes", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.chdir(tmp_path)
+    usual = ["run.steps=2", "evaluate.every=0", "checkpoint={every: 1, best: null}", "guards.min_disk_gb=0"]
+    usual += ["model.scratch.warmup_steps=2"] if name != "tiny-sft" else []
+    folder = made(
+        "slurm", f"recipes/{name}.yaml", cluster="3xcpu" if name == "tiny" else "1xcpu", changes=usual + changes
+    )
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for _ in range(2):
+        ran = subprocess.run(
+            ["bash", folder / "train.sh"], env=environment, capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert (tmp_path / "runs" / name / "checkpoints" / "step-000002").is_dir()
+    assert (tmp_path / "runs" / f"{name}.vstar.jsonl").is_file() == ("astar" in name)
+
+
 VALUE = """
 echo "$1" >> "$LOG"
 if [ "$1" = value ]; then trap 'echo ended >> "$LOG"; exit 143' TERM; touch started; while :; do sleep 0.05; done; fi
