@@ -455,5 +455,5 @@ def test_the_tree_of_errors_is_drawn_as_it_is():
         path = [*path[:depth], name]
         drawn[name] = path[-2] if depth else None
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
-    real = {kind.__name__: kind.__base__.__name__ for kind in kinds}
+    real = {kind.__name__: kind.__bases__[0].__name__ for kind in kinds}
     assert drawn == real | {"StrettoError": None, "ChangedInputsError": None}

@@ -21,6 +21,7 @@
     +-- StaleSampleError            a sample came from another version of the weights than the one being trained
     +-- CheckpointError             a checkpoint is missing, torn or lacks a part
     +-- GuardError                  a guard of the recipe stopped the run
+    +-- UnreadableFileError         also an OSError: a file of a run is a pipe, a device, a folder or far too large
     +-- ExportError                 what was made of a run's model does not answer as the run does, so it is not kept
     ChangedInputsError              both RecipeError and CheckpointError: what a run reads is not what it read before
 
@@ -56,7 +57,7 @@ class StrettoError(Exception):
 
 
 class UnreadableFileError(StrettoError, OSError):
-    """A file of a run that is none: a pipe, a device, a folder, or far too large."""
+    """A file of a run is a pipe, a device, a folder, or far too large."""
 
     def __init__(self, path: object, why: str) -> None:
         super().__init__(f"{path}: cannot be read ({why})\n    fix: make it a file that you may read, then try again")

@@ -192,7 +192,7 @@ def test_an_answer_without_a_verdict_is_asked_again_and_its_prompt_left_out_unti
     assert told.unjudged == 1 and told.reward_mean == 0.5
     assert value_problems(recipe, tmp_path) == []
     run = start(tmp_path, **ASTAR, **own, engine=scripted(zero_but_for("nobody"))).folder
-    asked = {row["prompt"] for path in (run / "samples").iterdir() for row in lines(path)}
+    asked = {row["prompt"] for path in (run / "samples").glob("step-*") for row in lines(path)}
     assert asked == {prompt.id for prompt in training[1:]}
     usual = questions.build_runtime
     monkeypatch.setattr(questions, "build_runtime", partial(usual, make_engine=scripted(zero_but_for("nobody"))))
@@ -213,7 +213,7 @@ def test_prompts_that_are_dropped_are_not_asked_and_training_goes_without_them(t
     again, same = made(tmp_path, task__drop_longer_than=5)
     assert (again.generated, same, len(lines(again.table))) == (0, rows, 1 + 3 * len(training))
     run = start(tmp_path, **ASTAR, task__drop_longer_than=5, run__steps=2).folder
-    asked = {row["prompt"] for path in (run / "samples").iterdir() for row in lines(path)}
+    asked = {row["prompt"] for path in (run / "samples").glob("step-*") for row in lines(path)}
     assert asked == short
 
 
@@ -252,7 +252,7 @@ def test_the_command_prints_one_document(tmp_path, capsys):
     assert main(["value", str(written(tmp_path, **ASTAR))]) == 0
     assert "0 answers are new" in capsys.readouterr().out
     assert main(["value", str(written(tmp_path))]) == 2
-    assert "reads no table" in capsys.readouterr().err
+    assert "reads no V* table" in capsys.readouterr().err
 
 
 def test_what_a_reward_imports_is_in_the_name_of_the_table(tmp_path):

@@ -118,13 +118,14 @@ def test_a_model_is_loaded_to_the_same_bits(mapped, tmp_path, quantize):
     assert any("experts" in name for name in weights)
 
 
-def test_without_anybody_who_keeps_it_a_module_stays_as_it_is(mapped):
+def test_settle_maps_weights_only_while_a_keeper_is_set(mapped):
     layer = nn.Linear(3, 4)
     weight = layer.weight.data_ptr()
-    assert settle(layer, torch.bfloat16).weight.data_ptr() == weight and layer.weight.dtype == torch.float32
+    assert settle(layer).weight.data_ptr() == weight and layer.weight.dtype == torch.float32
     with keeping(mapped.keep):
         assert is_mapped(settle(layer, torch.bfloat16).weight) and layer.weight.dtype == torch.bfloat16
-    assert settle(layer, torch.float32).weight.dtype == torch.bfloat16
+    layer = settle(nn.Linear(3, 4), torch.bfloat16)
+    assert layer.weight.dtype == torch.bfloat16 and not is_mapped(layer.weight)
 
 
 def test_loading_that_fails_leaves_no_files(tmp_path, monkeypatch):

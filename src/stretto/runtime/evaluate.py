@@ -59,7 +59,7 @@ class Evaluation:
     """Why the first answer without a verdict has none, if one has none."""
     verdicts: Mapping[str, bool] = field(default_factory=dict)
     """Id of each prompt with a verdict -> whether it was answered right."""
-    greedy: Scored | None = field(default=None, repr=False)
+    greedy: Scored | None = field(default=None, repr=False, compare=False)
     """The greedy answers, scored or failed. `None` where rows are learned from."""
 
     def document(self) -> dict[str, object]:
