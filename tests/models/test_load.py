@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -270,6 +271,43 @@ def test_damaged_weights_are_refused_in_words(tmp_path, damage):
     with pytest.raises(RecipeError) as caught:
         load(section(), files, seed=0, device=CPU)
     assert caught.value.problems[0].field == "model.name"
+
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        ("[1", f"{INDEX} is not a JSON document"),
+        ("[1]", f"{INDEX} has no `weight_map`"),
+        ('{"metadata": {}, "weight_map": {}}', f"{INDEX} has no `weight_map`"),
+        ('{"metadata": {}, "weight_map": {"a": 3}}', f"{INDEX} has no `weight_map`"),
+        ('{"weight_map": {"a": "part.safetensors"}}', f"{INDEX} has no section `metadata`"),
+        ('{"metadata": {}, "weight_map": {"a": "absent.safetensors"}}', "'absent.safetensors' is listed in"),
+        ('{"metadata": {}, "weight_map": {"a": "../part.safetensors"}}', "'../part.safetensors' is listed in"),
+        ('{"metadata": {}, "weight_map": {"a": "part.safetensors"}}', "part.safetensors is truncated"),
+        ('{"metadata": {}, "weight_map": {"a": "noise.safetensors"}}', "noise.safetensors has no valid safetensors"),
+    ],
+)
+def test_describe_names_the_damaged_file_of_a_sharded_model(tmp_path, index, words):
+    files = folder_of(llama(), tmp_path)
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "part.safetensors").write_bytes(weights[:-100])
+    (tmp_path / "noise.safetensors").write_bytes(b"\x80\x04\x95" * 1000)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / INDEX).write_text(index, "utf-8")
+    with pytest.raises(RecipeError, match=re.escape(words)):
+        describe(files)
+
+
+def test_load_rejects_a_pickle_with_objects_and_names_safetensors(tmp_path):
+    files = folder_of(llama(), tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({"model.embed_tokens.weight": tmp_path}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(RecipeError, match="unpickles tensors alone") as caught:
+        load(section(), files, seed=0, device=CPU)
+    assert "safetensors" in caught.value.problems[0].fix and "weights_only" not in str(caught.value)
 
 
 def test_a_model_that_lacks_weights_is_refused_rather_than_filled_with_noise(tmp_path):

@@ -60,6 +60,45 @@ def files_in(folder: Path) -> dict[str, Path]:
     return {path.relative_to(folder).as_posix(): path for path in sorted(found) if path.is_file()}
 
 
+def weights_fault(folder: Path) -> str | None:
+    """Return the fault that index and headers of a folder's weights show, without reading a tensor, or `None`."""
+    weights = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    if weights is None:
+        return None
+    names = [weights.name]
+    if weights.suffix == ".json":
+        try:
+            index = json.loads(weights.read_text("utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return f"{weights.name} is not a JSON document"
+        listed = index.get("weight_map") if isinstance(index, dict) else None
+        if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()) or not listed:
+            return f"{weights.name} has no `weight_map` from tensors to files"
+        if not isinstance(index.get("metadata"), dict):
+            return f"{weights.name} has no section `metadata`"
+        names = sorted(set(listed.values()))
+    for name in names:
+        if name != Path(name).name or not (folder / name).is_file():
+            return f"{name[:100]!r} is listed in {weights.name} and is not in the folder"
+        if name.endswith(".safetensors") and (fault := _header_fault(folder / name)) is not None:
+            return f"{name} {fault}"
+    return None
+
+
+def _header_fault(path: Path) -> str | None:
+    """Return the fault of a safetensors file that its header and its size show, or `None`."""
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length)) if 0 < length <= size - 8 else None
+        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
+        end = 8 + length + max((tensor["data_offsets"][1] for tensor in tensors), default=0)
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+        return "has no valid safetensors header"
+    return f"is truncated: {size:,} of {end:,} bytes" if size < end else None
+
+
 def _listed(index: Path) -> set[str]:
     """The names of files in the folder that an index gives; none for weights themselves."""
     if index.suffix != ".json":

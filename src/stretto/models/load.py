@@ -30,6 +30,7 @@ from stretto.models import attention, gguf_reading
 from stretto.models import packing_selfcheck as probe
 from stretto.models.converted import settle
 from stretto.models.expert_choices import ExpertChoices
+from stretto.models.files import weights_fault
 from stretto.models.latent_attention import keep_latents
 from stretto.models.load_errors import reading_model
 from stretto.models.logprob_head import Head, logprobs_of
@@ -328,6 +329,8 @@ def refuse_other_layers(config: Any) -> None:
 def describe(files: ModelFiles) -> tuple[Any, PreTrainedTokenizerBase]:
     """Configuration and tokenizer of a hub id, a folder or a GGUF file, without its weights; the caller's own."""
     ask_hub(files)
+    if files.kind == "folder" and files.folder is not None and (fault := weights_fault(files.folder)) is not None:
+        raise RecipeError.of("model.name", f"{files.name}: {fault}", "restore or download the model's files again")
     if files.gguf is None:
         config = AutoConfig.from_pretrained(files.pretrained, trust_remote_code=False)
         if isinstance(packed := getattr(config, "quantization_config", None), dict):

@@ -39,6 +39,9 @@ def _refusal(name: str, error: BaseException, failing: str, fix: str) -> RecipeE
     text = str(error).strip()
     if "trust_remote_code" in text:
         return RecipeError.of("model.name", f"{name} {OWN_CODE}", OTHER_FAMILY)
+    if "weights_only" in text:
+        reason = f"{name} {failing}: its pickle holds Python objects, and stretto unpickles tensors alone"
+        return RecipeError.of("model.name", reason, "convert its weights to safetensors")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     # The first line of some says only that something is wrong, and the second what.
     told = " ".join(lines[:2]) if lines and lines[0].endswith(":") else (lines or [type(error).__name__])[0]
