@@ -2,6 +2,7 @@
 and no request of a stranger disturbs anything."""
 
 import asyncio
+import gc
 import io
 import json
 import os
@@ -20,6 +21,7 @@ import pytest
 from stretto.engines.scripted import ScriptedEngine
 from stretto.environments import endpoint
 from stretto.environments.addresses import REMEMBERED, Addresses, Caller
+from stretto.environments.base import Address
 from stretto.environments.program import ProgramEnvironment, executable
 from stretto.environments.render import Renderer
 from stretto.environments.tool_calls import ToolCall
@@ -687,3 +689,28 @@ def test_a_program_is_found_beside_the_recipe_beside_python_and_on_path(tmp_path
 def test_a_command_that_does_not_exist_is_said(play, tmp_path):
     (trajectory,) = play(ProgramEnvironment(["/no/such/agent"], root=tmp_path))
     assert "/no/such/agent cannot be started" in trajectory.failure
+
+
+def test_canceled_program_leaves_no_exception_to_log(tmp_path):
+    """`stretto task play` cancels an episode at the end of its input."""
+    lost = []
+    code = "import pathlib, time\npathlib.Path('started').touch()\ntime.sleep(600)\n"
+
+    class Reached:
+        async def address(self):
+            return Address(url="http://127.0.0.1:1", key="key")
+
+    async def canceled():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: lost.append(context["message"]))
+        prompt = Prompt(id="p", messages=({"role": "user", "content": "0"},))
+        episode = asyncio.ensure_future(program(code, tmp_path)(prompt, Reached()))
+        while not (tmp_path / "started").exists():
+            await asyncio.sleep(0.01)
+        episode.cancel()
+        await asyncio.wait([episode])
+        del episode
+        gc.collect()
+        await asyncio.sleep(0)
+
+    asyncio.run(canceled())
+    assert lost == []

@@ -84,6 +84,8 @@ class ProgramEnvironment:
             _read(process.stdout, answer),
             _read(process.stderr, complaint),
         )
+        # A canceled trajectory waits for no pipe. Reading the exception keeps asyncio from logging it as lost.
+        talk.add_done_callback(lambda each: each.cancelled() or each.exception())
         try:
             while process.returncode is None and not talk.done():
                 await asyncio.wait([talk], timeout=LOOK)
