@@ -320,3 +320,17 @@ def test_the_answers_of_a_step_that_failed_are_kept_and_the_way_on_is_named(tmp_
     (kept,) = tmp_path.rglob("samples/step-000001.jsonl")
     assert len(lines(kept)) == 12 and all("in play" in row["failure"] and row["conversations"] for row in lines(kept))
     assert any("--step 1" in each for each in told)
+
+
+def test_run_warns_once_of_characters_that_a_tokenizer_lacks(tmp_path):
+    (tmp_path / "spells.py").write_text(
+        "from stretto import Outcome\n\n\nasync def play(prompt, model):\n"
+        '    return Outcome(answer=(await model.chat(f"5%{prompt.reference}=")).text)\n'
+    )
+    told = []
+    start(
+        tmp_path, at=lambda name, *values: told.append(str(values)), environment={"kind": "spells:play"},
+        evaluate__every=0, run__steps=2,
+    )  # fmt: skip
+    (warning,) = [each for each in told if "model.scratch.characters" in each]
+    assert "lacks '%5'" in warning and "fix: add them to model.scratch.characters" in warning

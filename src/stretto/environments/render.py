@@ -12,7 +12,7 @@ stretto's own, is applied here.
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import repeat
@@ -88,6 +88,9 @@ class Renderer:
         self.arguments = dict(arguments or {})
         self._opened: OrderedDict[tuple[str, str], Tokens | RolloutError] = OrderedDict()
         self._pieces: dict[int, str] = {}
+        self.unknown = Counter[str]()
+        """Characters that a scratch tokenizer lacks -> how often they stood in encoded texts."""
+        self._warned = False
         if self._is_foreign:
             self.templates.begin()  # it is ready when the first chat comes
 
@@ -154,7 +157,33 @@ class Renderer:
         """The tokens of a text, which is only read if `context` of them could hold it."""
         if context is not None and len(text) > self.most_characters(context):
             raise LongerThanContext(f"a text of {len(text):,} characters leaves no room in a context of {context}")
-        return np.array(self.tokenizer.encode(text, **keywords), dtype=np.int64)
+        tokens = np.array(self.tokenizer.encode(text, **keywords), dtype=np.int64)
+        if self.tokenizer.chat_template == SCRATCH_TEMPLATE and self.tokenizer.unk_token_id in tokens:
+            self.unknown.update(self._lacked(text))
+        return tokens
+
+    def lacking(self, text: str) -> str:
+        """Return the characters of a text that a scratch tokenizer lacks, each once."""
+        return "".join(sorted(set(self._lacked(text)))) if self.tokenizer.chat_template == SCRATCH_TEMPLATE else ""
+
+    def unknown_warning(self) -> str | None:
+        """Return a warning of the characters counted in `unknown`, once. `None` without any."""
+        if self._warned or not self.unknown:
+            return None
+        self._warned, missing = True, "".join(sorted(self.unknown))
+        count = self.unknown.total()
+        places = f"in {count} places" if count > 1 else "in one place"
+        return (
+            f"model.scratch.characters: lacks {missing!r}, which stand {places} of the messages; the model reads each "
+            "as an unknown character\n    fix: add them to model.scratch.characters, or change the messages"
+        )
+
+    def _lacked(self, text: str) -> list[str]:
+        """Return every character of a text that is no token; special tokens are none of its characters."""
+        vocabulary = self.tokenizer.get_vocab()
+        special = sorted(filter(None, (each for each in vocabulary if len(each) > 1)), key=len, reverse=True)
+        pieces = re.split("|".join(map(re.escape, special)), text) if special else [text]
+        return [char for piece in pieces for char in piece if char not in vocabulary]
 
     def delta(
         self,
@@ -240,6 +269,15 @@ class Renderer:
         usual = self.tokenizer.eos_token_id
         end = [usual] if usual in self.stop else sorted(self.stop)[:1]
         return np.array([*self.tokenizer.encode(words, add_special_tokens=False), *end], dtype=np.int64)
+
+    def spoken(self, text: str, *, ended: bool) -> list[int]:
+        """Return the tokens of a reply's literal text and, if it `ended`, the token that ends a turn."""
+        tokens = list(self.tokenizer.encode(text, add_special_tokens=False))
+        if not ended:
+            return tokens
+        closing = self.tokenizer.encode(self.closing or "", add_special_tokens=False)
+        usual = [self.tokenizer.eos_token_id, *sorted(self.stop)]
+        return [*tokens, *[token for token in (*closing, *usual) if token in self.stop][:1]]
 
     @cached_property
     def closing(self) -> str | None:

@@ -118,6 +118,8 @@ async def train(
         note_step(output, clock, step=step, metrics=metrics)
         output.progress.step(step, metrics)
         show(output, step=step, metrics=metrics, answers=answers)
+        if unknown := parts.renderer.unknown_warning():
+            output.progress.note(unknown)
         if len(batch.accepted) < recipe.batch.prompts:
             output.progress.note(shortage(batch, recipe.batch.prompts, step=step))
         if step == recipe.run.steps or step % recipe.checkpoint.every == 0:

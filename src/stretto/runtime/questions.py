@@ -173,7 +173,10 @@ async def _ask(
             forever = {"question": StageLimit(seconds=math.inf, key="deadlines.generate")}
             watch = StageWatch(limits=forever, folder=stacks, last_words=parts.pool.kill, loop=beat)
             with watch.stage("question", 0, "nothing was finished before"):
-                return await question(parts)
+                answered = await question(parts)
+                if text := parts.renderer.unknown_warning():
+                    note(text)
+                return answered
     finally:
         await parts.close()
 
