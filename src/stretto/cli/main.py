@@ -73,6 +73,7 @@ JSON_KEYS = {
     "bench": ("bench", "machine", "rows"),
     "doctor": ("checks",),
     "task": ("prompts", "answers", "parts"),
+    "task play": ("prompt", "turns", "answer", "signals", "turn_rewards", "reward", "failure"),
     "report": ("page", "runs"),
     "plan": ("plans", "rejected", "assumed"),
     "replay": ("run", "begun", "weights", "steps"),
@@ -80,7 +81,7 @@ JSON_KEYS = {
     "export": ("file", "type", "bytes", "step", "proof"),
     "eval": ("accuracy", "interval", "pass_at_k", "reward", "parts", "length_mean", "n"),
 }
-"""Command -> keys of its JSON document, next to `ok` and `problems`; `null` after a failure."""
+"""Command, or command and subcommand -> keys of its JSON document next to `ok` and `problems`; `null` on failure."""
 
 
 def _version(wanted: bool) -> None:
@@ -134,7 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: Sequence[str]) -> int:
     """Run a command with guarded standard streams and return its exit code."""
     as_json = "--json" in given
-    show = render.Failures(as_json=as_json, keys=JSON_KEYS.get(given[0], ()) if given else ())
+    keys = JSON_KEYS.get(" ".join(given[:2])) or JSON_KEYS.get(" ".join(given[:1]), ())
+    show = render.Failures(as_json=as_json, keys=keys)
     warnings.showwarning = render.show_warning
     for_output = given[:1] not in (["train"], ["resume"], ["sweep"], ["sft"], ["reward-model"])  # made in a folder
     with standard_streams(output_matters=for_output):
