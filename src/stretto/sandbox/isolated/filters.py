@@ -25,6 +25,9 @@ DENIED = {
     # A pair of connected streams stays allowed: event loops need one.
     "the network, and sockets of the host": "socket socketcall connect bind listen accept accept4",
     "memory that no limit counts": "memfd_create memfd_secret shmget shmat msgget semget mq_open vmsplice splice tee",
+    # A small number names a queue, a semaphore or shared memory of the user, which needs no opening first.
+    "queues, semaphores and shared memory of the host": "shmctl semctl semop semtimedop msgctl msgsnd msgrcv mq_unlink "
+    "ipc",
     "other processes": "ptrace process_vm_readv process_vm_writev pidfd_open pidfd_getfd pidfd_send_signal kcmp "
     "process_madvise process_mrelease migrate_pages move_pages setpriority ioprio_set",
     "views of the host": "unshare setns mount umount2 pivot_root chroot open_tree move_mount fsopen fsconfig fsmount "
@@ -33,7 +36,7 @@ DENIED = {
     "io_uring_enter io_uring_register keyctl add_key request_key modify_ldt lookup_dcookie",
     "the machine": "quotactl quotactl_fd swapon swapoff reboot kexec_load kexec_file_load init_module finit_module "
     "delete_module acct settimeofday clock_settime clock_adjtime adjtimex syslog personality iopl ioperm vhangup "
-    "nfsservctl io_setup",
+    "nfsservctl io_setup sync syncfs",
 }
 """System calls that end with EPERM, by what they would reach."""
 ATTRIBUTES = (
