@@ -48,7 +48,7 @@ ONE_LINE = re.compile(r"```[ \t]*(?:python|py|python3)[ \t]+([^\n`]+)```[ \t]*$"
 """A block of code that is opened and closed in one line."""
 MARGIN = re.compile(r"(?:>?[ \t])*+")
 """What stands before a line in an item of a list, or in a quotation."""
-PYTHON = frozenset({"python", "py", "python3"})
+PYTHON = frozenset({"python", "py", "python3", "py3", "ipython", "ipython3", "cpython"})
 """Languages of a block of Python."""
 QUOTED = re.compile(
     r"""

@@ -52,6 +52,11 @@ def test_equal_expressions_are_right(answer: str, reference: str) -> None:
         (r"\boxed{5} and \boxed{\frac{1}{2}}", "1/2", 1), (r"$x=\boxed{1}$ or $x=\boxed{2}$", "1, 2", 1),
         (r"\boxed{\boxed{7}}", "7", 1), (r"\fbox{7}", "7", 1), (r"\boxed{5} and {\boxed{7", "5", 1),
         (r"\boxed{\{1,2\}}", r"\{1,2\}", 1),
+        # Signs, colors and spaces.
+        ("\\boxed{\u20b9500}", "500", 1), ("\\boxed{90\u00b0}", "90", 1), ("\\boxed{\u00bd}", "0.5", 1),
+        ("\\boxed{\uff17}", "7", 1), (r"\boxed{\textcolor{red}{7}}", "7", 1), (r"\boxed{\color{red}7}", "7", 1),
+        (r"\boxed{1\,234}", "1234", 1), (r"\boxed{1\,2}", "12", 0), (r"\boxed{7\;\%}", "0.07", 1),
+        (r"\boxed{7\text{\%}}", "7", 0), (r"\boxed{7 percent}", "0.07", 1), (r"\boxed{1\mathit{wrong}}", "1", 0),
     ],
 )  # fmt: skip
 def test_a_value_counts_in_whatever_form_it_is_written(answer: str, reference: str, score: int) -> None:

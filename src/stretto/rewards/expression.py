@@ -17,9 +17,9 @@ from stretto.rewards.tree import of_sympy
 
 MARKS = ("$", r"\boxed", r"\(", r"\[")
 """What says that a reference is marked as mathematics already."""
-MONEY = re.compile(r"\\[$]|\\(?:pounds|euro)\b|[\u20ac\u00a3\u00a5]")
+MONEY = re.compile(r"\\[$]|\\(?:pounds|euro)\b|[\u00a3\u00a5\u20a0-\u20cf]")
 """Signs of currencies, which say nothing of a value. A bare dollar may be a mark of mathematics."""
-BRACES = re.compile(r"\\[{}]|(?P<box>\\(?:boxed|fbox)\s*\{)|[{}]")
+BRACES = re.compile(r"\\[{}]|(?P<box>\\(?:boxed|fbox|framebox)\s*\{)|[{}]")
 """Braces that open and close a group, those of a box by name, and those that are written as such."""
 EMPTY = re.compile(r"\\varnothing(?![A-Za-z])")
 DOT = re.compile(r"([0-9])[.,;](?=\s*[}$]|\s*\\[)\]]|\s*\Z)")
@@ -28,16 +28,30 @@ REPEATING = re.compile(
     r"(?<![0-9.])([0-9]{0,30})[.]([0-9]{0,30})\\(?:overline|bar|dot)\s*(?:\{([0-9]{1,30})\}|([0-9]))"
 )
 """A decimal fraction with digits that repeat for ever."""
-PERCENT = re.compile(r"\\?%|\bpercent\b|\bpct\b", re.IGNORECASE)
+PERCENT = re.compile(r"\\?%|\bper\s?cent\b|\bpct\b", re.IGNORECASE)
 HUNDREDTHS = re.compile(
-    r"(?<![0-9.,])([0-9][0-9,]*(?:[.][0-9]+)?)\s*(?:\\?%|(?:\\text\s*\{)?\s*(?:percent|pct)\b\s*\}?)", re.IGNORECASE
+    r"(?<![0-9.,])([0-9][0-9,]*(?:[.][0-9]+)?)(?:\s|~|\\[,;:!])*(\\(?:text|mbox|mathrm)\s*\{\s*)?"
+    r"(?:\\?%|(?:per\s?cent|pct)\b)(?(2)\s*\})",
+    re.IGNORECASE,
 )
 """A number with a sign of percent."""
 DENIAL = re.compile(
-    r"\\(?:text\w*|mbox|mathrm|mathbf)\s*\{[^{}]*?(?:\b(?:not|no|wrong|incorrect|false|never|unless)\b|n't)",
+    r"\\(?:text\w*|mbox|mathrm|mathbf|mathit|operatorname)\s*\{(?:[^{}]|\{[^{}]*\})*?"
+    r"(?:\b(?:not|cannot|no|wrong|incorrect|false|never|unless)\b|n['\u2019]t)",
     re.IGNORECASE,
 )
 """Words that take a number back. `math_verify` takes words behind a number for its unit."""
+
+COLOR = re.compile(r"\\(?:text)?color\s*\{[^{}]*\}")
+THOUSANDS = re.compile(r"(?<=[0-9])\\[,!](?=[0-9]{3}(?![0-9]))")
+"""A thin space between groups of three digits."""
+SIGNS = {0xFF10 + digit: str(digit) for digit in range(10)} | {
+    ord("\u00b0"): r"^\circ ",
+    ord("\u00bc"): r"\frac{1}{4}",
+    ord("\u00bd"): r"\frac{1}{2}",
+    ord("\u00be"): r"\frac{3}{4}",
+}
+"""Characters that LaTeX writes in another way: wide digits, degrees, fractions."""
 
 
 def prepare() -> None:
@@ -94,8 +108,9 @@ def _reference(text: str) -> list[Any]:
 
 
 def _plain(text: str) -> str:
-    """Write a text as `math_verify` knows it: no currency, no full stop behind a number, a fraction for 0.333..."""
-    text = EMPTY.sub(r"\\emptyset", MONEY.sub("", text))
+    """Write a text as `math_verify` knows it: no currency or color, no full stop behind a number, 1/3 for 0.333..."""
+    text = COLOR.sub("", MONEY.sub("", text.translate(SIGNS)))
+    text = THOUSANDS.sub("", EMPTY.sub(r"\\emptyset", text))
     return DOT.sub(r"\1", REPEATING.sub(_fraction, text))
 
 
