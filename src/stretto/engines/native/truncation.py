@@ -50,7 +50,9 @@ class Truncation:
         if self.top_p == 1.0:  # shares that rounding adds up to 1 too early would cut what top-k leaves
             return ids, values
         among = logits if self.top_k is None else values
-        shares = (values - among.logsumexp(-1, keepdim=True)).double().exp()
+        # Of equal logits every share is exact, so that none is kept beyond `top_p` because of a logarithm's rounding.
+        highest = values[..., :1]
+        shares = (values - highest).exp().double() / (among - highest).exp().sum(-1, keepdim=True).double()
         others = shares.cumsum(-1) - shares >= self.top_p  # those before it are enough
         return ids.masked_fill(others, NOBODY), values.masked_fill(others, float("-inf"))
 
