@@ -20,6 +20,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
+from stretto.errors import RolloutError
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -168,6 +170,11 @@ def run(work: Coroutine[Any, Any, T]) -> T:
             return runner.run(noted())
         except asyncio.CancelledError:  # who cancels the whole of it wants what Ctrl-C does
             raise KeyboardInterrupt from None
+        except RuntimeError as error:
+            if str(error) != "Event loop stopped before Future completed.":
+                raise
+            fix = "remove loop.stop() from your environment, tool or callback, then `stretto resume` the run"
+            raise RolloutError(f"code of yours stopped the event loop of the run\n    fix: {fix}") from error
 
 
 _PRESSED = threading.Event()

@@ -13,6 +13,7 @@ from itertools import combinations
 from statistics import fmean, median
 from typing import Any
 
+from stretto.errors import RecipeError
 from stretto.recipe.schema.rewards import RewardPart
 from stretto.report.chances import Difference, paired, unpaired
 from stretto.report.read_run import RunRecord, changed_keys, flat
@@ -136,6 +137,9 @@ class RunComparison:
 
 def compare(runs: Sequence[RunRecord]) -> RunComparison:
     """Compares runs, two or more."""
+    places = [run.folder.resolve() for run in runs]
+    if twice := next((run.folder for run, place in zip(runs, places, strict=True) if places.count(place) > 1), None):
+        raise RecipeError.of("RUN", f"{twice} is named twice, and a run always equals itself", "name other runs")
     names = _apart([run.name for run in runs], [str(run.folder) for run in runs])
     found = [RunSummary.of(run) for run in runs]
     changed = changed_keys(list(runs))

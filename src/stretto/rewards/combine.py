@@ -131,7 +131,7 @@ class Rewards:
     def _scores(self, verdicts: Mapping[str, float | None]) -> dict[str, float]:
         """The parts that apply, in the recipe's order."""
         told = {name: verdicts.get(name) for name in self.names}
-        return {name: _finite(score, name) for name, score in told.items() if score is not None}
+        return {name: finite(score, name) for name, score in told.items() if score is not None}
 
     def _outcome(self, scores: Mapping[str, float]) -> float:
         judging = {name: score for name, score in scores.items() if name in self._judging}
@@ -166,7 +166,8 @@ def _never_ready(name: str, error: SandboxStartError) -> DeadlineError:
     return DeadlineError(f"reward {name}: {error}\n    fix: {fix}")
 
 
-def _finite(score: float, name: str) -> float:
+def finite(score: float, name: str) -> float:
+    """Return the score as a float. VerdictError naming the part for NaN, infinity or an integer that is too large."""
     try:
         number = float(score)
     except OverflowError:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stretto.errors import DeadlineError, Problem, RecipeError, StrettoError, VerdictError
-from stretto.rewards.combine import Rewards
+from stretto.rewards.combine import Rewards, finite
 from stretto.types import Conversation, Outcome, Prompt, Trajectory
 
 MEND = "mend the function; stretto task check RECIPE tries it without a model"
@@ -74,7 +74,9 @@ async def _try(rewards: Rewards, name: str, prompt: Prompt) -> None:
     alone = {what: [trajectory] for what, trajectory in made.items()}
     for what, group in ({" and ".join(made): [*made.values()]} if rewards.is_together(name) else alone).items():
         try:
-            await rewards.judge_part(name, group)
+            for score in await rewards.judge_part(name, group):
+                if score is not None:
+                    finite(score, name)
         except VerdictError as error:
             raise VerdictError(
                 f"{error}\n    tried with {what} to the prompt {prompt.id}, before anything is loaded"

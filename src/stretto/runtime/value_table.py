@@ -172,7 +172,10 @@ def lacks_table(recipe: Recipe, root: Path) -> list[Problem]:
     for path in paths:
         try:
             with path.open(encoding="utf-8") as file:
-                made_from = json.loads(file.readline())["made_from"]
+                head = file.readline()
+            if not head.endswith("\n"):  # empty, or torn in its first line
+                continue
+            made_from = json.loads(head)["made_from"]
             same = [made_from[key] == keys[key] for key in keys if key != "reference"]
             same += [made_from["reference"][key] == keys["reference"][key] for key in keys["reference"].keys() - chosen]
         except OSError:
