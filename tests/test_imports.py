@@ -22,7 +22,7 @@ ARROWS = {
     "hub": {"errors"},
     "plugins": {"errors", "plugin_kinds", "recipe.schema", "sandbox", "threads"},
     "plugin_kinds": {"sandbox"},
-    "threads": set(),
+    "threads": {"errors"},
     "host_memory": set(),
     "readings": set(),
     "openmp": set(),
