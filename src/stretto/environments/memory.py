@@ -63,6 +63,10 @@ class MemoryEnvironment:
         first = next(chunks(self._document(prompt), self.section.chunk))
         yield self._chat(prompt, self.section.update, asked(prompt), self.section.empty, first)
 
+    def conversations(self, prompt: Prompt) -> int:
+        """Return the number of conversations of a trajectory, as if every chunk had the max length."""
+        return -(-len(self._document(prompt)) // self.section.chunk) + 1
+
     def _document(self, prompt: Prompt) -> str:
         text = prompt.tags.get(self.section.document)
         if not isinstance(text, str) or not text:

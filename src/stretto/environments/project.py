@@ -59,6 +59,10 @@ class ProjectEnvironment:
         for name, task in self.files(prompt):
             yield self._chat(prompt, self.section.empty, name, task)
 
+    def conversations(self, prompt: Prompt) -> int:
+        """Return the number of conversations of a trajectory: one for each file."""
+        return len(self.files(prompt))
+
     def files(self, prompt: Prompt) -> list[tuple[str, str]]:
         """(name, what it is to be) of every file. RolloutError where the column holds something else."""
         rows = prompt.tags.get(self.section.files)

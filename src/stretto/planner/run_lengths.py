@@ -31,6 +31,8 @@ class RecordedAnswers(NamedTuple):
     """Lengths of the answers."""
     contrast: float | None = None
     """Share of the groups whose outcomes differ; none where no group has two verdicts."""
+    conversations: float = 1.0
+    """Mean number of conversations per trajectory that hold sampled tokens."""
 
 
 def recorded_answers(run: str, root: Path, *, cap: int) -> RecordedAnswers:
@@ -40,9 +42,12 @@ def recorded_answers(run: str, root: Path, *, cap: int) -> RecordedAnswers:
         raise RecipeError.of(FIELD, f"{run} is no folder of a run with samples", "name a run, such as runs/tiny-001")
     prompts: list[int] = []
     answers: list[int] = []
+    trajectories = 0
     outcomes: defaultdict[tuple[str, str, int], list[float]] = defaultdict(list)
     for path, row in _rows(folder / "samples"):
-        for prompt, answer in _sizes(row):
+        sizes = list(_sizes(row))
+        trajectories += bool(sizes)
+        for prompt, answer in sizes:
             prompts.append(prompt)
             answers.append(min(answer, cap))
         for name, visit, outcome in _verdict(row):
@@ -56,6 +61,7 @@ def recorded_answers(run: str, root: Path, *, cap: int) -> RecordedAnswers:
         prompt=round(fmean(prompts)),
         lengths=LengthDistribution.from_samples(answers[:MOST_ANSWERS], cap=cap),
         contrast=fmean(judged) if judged else None,
+        conversations=len(answers) / trajectories,
     )
 
 

@@ -30,6 +30,8 @@ from stretto.scheduler.records import FORWARD, UPDATE, role_of
 
 ASSUMED_PROMPT, ASSUMED_MEAN, ASSUMED_SIGMA = 128, 0.4, 0.8
 """Tokens of a prompt, mean answer as a share of the longest, spread of log-length: where a recipe says nothing."""
+LENGTHS_ASSUMED = "lengths are assumed"
+"""First words of the assumption about lengths in `StepWorkload.assumed`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +223,7 @@ def workload_of(recipe: Recipe, root: Path) -> StepWorkload:
     """The step of a recipe; raises a RecipeError with everything that keeps it from being planned."""
     if problems := list(_problems(recipe)):
         raise RecipeError(*problems)
-    (prompt, lengths, acceptance), assumed = _sampled(recipe, root)
+    (prompt, lengths, acceptance, _), assumed = _sampled(recipe, root)
     shapes = _shapes(recipe, root)
     base: dict[str, Precision] = {"nf4": "nf4", "int8": "int8", "fp8": "fp8"}
     adapter, algorithm, batch = recipe.model.adapter, facts_of(recipe.algorithm.name), recipe.batch
@@ -318,7 +320,7 @@ def _sampled(recipe: Recipe, root: Path) -> tuple[RecordedAnswers, tuple[str, ..
     if told is None:
         mean = max(1.0, ASSUMED_MEAN * longest)
         assumed.append(
-            f"lengths are assumed: prompts of {ASSUMED_PROMPT} tokens, answers of {mean:g} on average, up to {longest} "
+            f"{LENGTHS_ASSUMED}: prompts of {ASSUMED_PROMPT} tokens, answers of {mean:g} on average, up to {longest} "
             "(batch.lengths says it better)"
         )
         lengths = LengthDistribution(mean=mean, sigma=ASSUMED_SIGMA, cap=longest)

@@ -21,6 +21,7 @@ from stretto.runtime import guards
 from stretto.runtime.batch import StepBatch
 from stretto.runtime.drift import DriftGuards
 from stretto.runtime.evaluate import Evaluation, evaluate, measured_words
+from stretto.runtime.forecast import BETWEEN_STEPS, ForecastCorrection
 from stretto.runtime.host_watch import HostWatch
 from stretto.runtime.interrupt import stop_if_interrupted, unbroken
 from stretto.runtime.live_page import LivePage
@@ -58,6 +59,8 @@ class RunOutput:
     """report.html."""
     diagnosis: Diagnosis
     """Says what is wrong with the run."""
+    forecast: ForecastCorrection
+    """Corrects the forecast of the run's start by its first steps."""
     quiet: float = QUIET
     """Seconds without a turn of the event loop after which the line that blocks it is named."""
 
@@ -88,6 +91,7 @@ async def train(
         metrics = await evaluated(parts, output, clock, step=done, metrics=metrics, into=evaluations)
         note_step(output, clock, step=done, metrics=metrics)
         output.diagnosis.evaluated(done, metrics)
+        output.forecast.seen(done, {name: metrics[name] for name in BETWEEN_STEPS if name in metrics})
         if done:
             await unbroken(output.saves.begin(clock, step=done, metrics=metrics))
         output.journal.timeline(clock.events())
@@ -117,6 +121,8 @@ async def train(
             metrics = await evaluated(parts, output, clock, step=step, metrics=metrics, into=evaluations)
         note_step(output, clock, step=step, metrics=metrics)
         output.progress.step(step, metrics)
+        if corrected := output.forecast.seen(step, metrics):
+            output.progress.note(corrected)
         show(output, step=step, metrics=metrics, answers=answers)
         if unknown := parts.renderer.unknown_warning():
             output.progress.note(unknown)

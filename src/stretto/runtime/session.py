@@ -34,7 +34,14 @@ from stretto.runtime.core_share import core_share
 from stretto.runtime.drift import DriftGuards
 from stretto.runtime.endings import Finished, RunPlace, finished, sound, unwritten, where_it_stands
 from stretto.runtime.evaluate import Evaluation
-from stretto.runtime.forecast import PlannedRun, compare_to_forecast, planned, write
+from stretto.runtime.forecast import (
+    ForecastCorrection,
+    PlannedRun,
+    compare_to_forecast,
+    forecast_at_start,
+    planned,
+    write,
+)
 from stretto.runtime.guards import free_disk
 from stretto.runtime.host_watch import HostWatch
 from stretto.runtime.inputs import InputsRecorder, allowed_before, refuse_changed, threads_before
@@ -202,12 +209,13 @@ async def _run(
                 checkpoints.set_aside(*stand.skipped)
                 if again:  # only now: a recipe that the checkpoint does not go with must not stay in the folder
                     _record(folder, recipe, root, course)
-                output = _output(parts, journal, checkpoints, stateful, ends, screen, given)
+                course = forecast_at_start(parts, course, root, folder, done=done, note=screen.note)
+                output = _output(parts, journal, checkpoints, stateful, ends, screen, given, course)
                 screen.start(recipe.run.steps, done)
                 reads = _inputs(parts, folder, root, given, allowed=allow, since=done)
                 with reads, output.host, output.page, core_share(parts.plan, parts.threads), loaded_objects_frozen():
                     evaluations = await train(parts, output, done=done, metrics=metrics)
-                    return await _finish(parts, place, output, course, evaluations, root=root, after=done)
+                    return await _finish(parts, place, output, evaluations, root=root, after=done)
             except StateLostError:
                 stop_if_interrupted()  # whoever pressed Ctrl-C wants no second try
                 raise
@@ -266,6 +274,7 @@ def _output(
     limit: TimeLimit,
     screen: Progress,
     given: UserFunctions,
+    course: PlannedRun,
 ) -> RunOutput:
     """Where a run writes what happens."""
     recipe, folder = parts.recipe, journal.folder
@@ -279,6 +288,7 @@ def _output(
         callbacks=Callbacks(given.callbacks, strict=recipe.run.callbacks_strict, note=screen.note),
         page=LivePage(folder, screen.note, wanted=recipe.run.report),
         diagnosis=Diagnosis(recipe, parts.renderer.turn_tokens, read_rows(folder / "metrics.jsonl")),
+        forecast=ForecastCorrection(recipe, course, folder),
     )
 
 
@@ -286,14 +296,13 @@ async def _finish(
     parts: Runtime,
     place: RunPlace,
     output: RunOutput,
-    course: PlannedRun,
     evaluations: Sequence[tuple[int, Evaluation]],
     *,
     root: Path,
     after: int,
 ) -> Finished:
     """What the run came to, which is shown, beside what was expected of the steps after `after`."""
-    recipe = parts.recipe
+    recipe, course = parts.recipe, output.forecast.course
     beside = compare_to_forecast(place.folder, course, recipe, root, after=after, memory=await parts.memory())
     model = sound(output.saves.checkpoints)
     return finished(output.progress, place, model, recipe.run.steps, evaluations, [*[""] * bool(beside), *beside])

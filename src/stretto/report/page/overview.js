@@ -50,9 +50,10 @@ function tiles(run) {
   if (heldout.length) found.push(tile("held-out reward", short(heldout[heldout.length - 1]), heldout.length > 1 ? `from ${short(heldout[0])} at first` : null));
   const rewards = (metrics["reward/mean"] ?? []).filter((value) => value !== null);
   if (rewards.length) found.push(tile("reward", short(rewards[rewards.length - 1]), `from ${short(rewards[0])} in the first step`));
-  const [seconds, expected] = [median(metrics["seconds/step"]), run.plan.predicted?.seconds?.step];
+  const corrected = run.plan.corrected;
+  const [seconds, expected] = [median(metrics["seconds/step"]), corrected?.seconds.step ?? run.plan.predicted?.seconds?.step];
   if (seconds !== null) {
-    found.push(tile("a step", duration(seconds), expected ? `${duration(expected)} predicted` : "median", 
+    found.push(tile("a step", duration(seconds), expected ? `${duration(expected)} predicted${corrected ? ` at step ${corrected.after}` : ""}` : "median", 
       metrics.idle ? `${percent(median(metrics.idle))} idle` : null));
   }
   found.push(costTile(run));
@@ -148,7 +149,7 @@ function planTable(run, named) {
   rows.push(...memory.map((device) => h("tr", {}, h("th", {}, device), h("td", {}, gigabytes(predicted.memory_gb?.[device])),
     h("td", {}, gigabytes(measured.memory_gb?.[device])), h("td.bars", {}, pair(predicted.memory_gb?.[device], measured.memory_gb?.[device], most)))));
   if (!memory.length && peak !== null) rows.push(h("tr", {}, h("th", {}, "memory, most so far"), h("td", {}, "–"), h("td", {}, gigabytes(peak)), h("td")));
-  for (const [label, key] of [["cost of a step", "cost_per_step"], ["tokens an answer", "answer_tokens"]]) {
+  for (const [label, key] of [["cost of a step", "cost_per_step"], ["tokens per trajectory", "answer_tokens"]]) {
     if (measured[key] || predicted[key]) rows.push(h("tr", {}, h("th", {}, label), h("td", {}, short(predicted[key])), h("td", {}, short(measured[key])), h("td")));
   }
   return h("div.card", {}, named ? h("h3", {}, run.name) : null,
