@@ -18,7 +18,7 @@ CAPITALS = {
     "Canada": "Ottawa", "Turkey": "Ankara", "Iran": "Tehran", "Iraq": "Baghdad", "Thailand": "Bangkok",
     "Vietnam": "Hanoi", "Nepal": "Kathmandu",
 }  # fmt: skip
-COLOURS = {
+COLORS = {
     "grass": "green", "snow": "white", "coal": "black", "a ripe banana": "yellow", "a clear sky": "blue",
     "blood": "red", "a carrot": "orange", "milk": "white", "a lime": "green", "a flamingo": "pink",
 }  # fmt: skip
@@ -46,7 +46,7 @@ def score(answer, prompt, signals):
 
 
 def right(answer, prompt, signals):
-    """1 if the answer has the word that matters, the last of the plain answer: a city, a colour or a sum."""
+    """1 if the answer has the word that matters, the last of the plain answer: a city, a color or a sum."""
     return float(_words(prompt["reference"])[-1] in _words(answer))
 
 
@@ -84,7 +84,7 @@ def _facts(config):
     found = [
         (f"What is the capital of {land}?", f"The capital of {land} is {city}.") for land, city in CAPITALS.items()
     ]
-    found += [(f"What colour is {thing}?", f"{thing.capitalize()} is {colour}.") for thing, colour in COLOURS.items()]
+    found += [(f"What color is {thing}?", f"{thing.capitalize()} is {color}.") for thing, color in COLORS.items()]
     numbers = [(a, b) for a in range(2, 40) for b in range(2, 40)]
     found += [(f"What is {a} plus {b}?", f"{a} plus {b} is {a + b}.") for a, b in random.sample(numbers, 600)]
     random.shuffle(found)

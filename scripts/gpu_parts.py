@@ -205,14 +205,14 @@ def limits(tiny: bool, shape: str) -> Found:
 
 def _fastest(work: Callable[[], object], times: int = 12) -> float:
     """Seconds of the fastest of some repetitions, after three that do not count."""
-    from stretto.bench.machine import synchronise
+    from stretto.bench.machine import synchronize
 
     taken = []
     for _ in range(times + 3):
-        synchronise("cuda")
+        synchronize("cuda")
         begun = time.perf_counter()
         work()
-        synchronise("cuda")
+        synchronize("cuda")
         taken.append(time.perf_counter() - begun)
     return min(taken[3:])
 

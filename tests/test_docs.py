@@ -15,7 +15,7 @@ from running import END, ZERO, lines, start, written
 from stretto import errors
 from stretto.algorithms.base import build
 from stretto.algorithms.catalog import CATALOG, find_facts
-from stretto.algorithms.gae import generalised_advantages
+from stretto.algorithms.gae import generalized_advantages
 from stretto.algorithms.optimal import optimal_value
 from stretto.api.recipes import PROBES
 from stretto.checks.recipe import check, examine
@@ -137,7 +137,7 @@ def test_every_change_on_a_command_line_is_possible(page, tmp_path, monkeypatch)
         shipped = next((word for word in shlex.split(line) if word.startswith(("recipes/", "examples/"))), None)
         path = ROOT / (shipped or "recipes/tiny.yaml")
         made_before(tmp_path, path.read_text())
-        if "algorithm.name=centred" not in changes:  # the worked example, which is tested below
+        if "algorithm.name=centered" not in changes:  # the worked example, which is tested below
             planning = line.startswith("plan ")
             _, problems = examine(path, changes, root=path.parent, probes=PROBES, planning=planning)
             wrong = [str(problem) for problem in problems if problem.field != "algorithm.vstar.table"]  # made before
@@ -296,13 +296,13 @@ def test_the_example_of_the_reference_is_computed_right(name):
     assert advantages(build(AlgorithmSection(name=name)), [1, 0, 0, 0]) == pytest.approx(shown, abs=1e-4)
 
 
-def test_the_example_of_generalised_advantages_is_computed_right():
+def test_the_example_of_generalized_advantages_is_computed_right():
     page = text_of(DOCS / "reference" / "algorithms.md")
     rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+) \| ([\d., ]+) \| ([\d., ]+) \|$", page, re.MULTILINE)
     assert len(rows) == 3
     rewards, values = np.array([0.0, 0.0, 1.0]), np.array([0.2, 0.5, 0.4])
     for gamma, lam, shown, returns in rows:
-        found = generalised_advantages(rewards, values, gamma=float(gamma), lam=float(lam))
+        found = generalized_advantages(rewards, values, gamma=float(gamma), lam=float(lam))
         assert found == pytest.approx([float(number) for number in shown.split(", ")])
         assert found + values == pytest.approx([float(number) for number in returns.split(", ")])
 
@@ -357,20 +357,20 @@ def test_the_guarantees_name_tests_that_exist():
     assert len(re.findall(r"\]\(\.\./\.\./(tests/[\w/]+\.py)\)", text_of(DOCS / "concepts" / "on-policy.md"))) >= 8
 
 
-WORKED = "centred_of_the_docs:build"
+WORKED = "centered_of_the_docs:build"
 
 
 @pytest.fixture
-def centred(tmp_path):
+def centered(tmp_path):
     """The worked example as its page says: a file and an entry, here as FACTS in the file."""
     (file,), (entry,) = (
-        marked("concepts/algorithms.md", "centred file"),
-        marked("concepts/algorithms.md", "centred facts"),
+        marked("concepts/algorithms.md", "centered file"),
+        marked("concepts/algorithms.md", "centered facts"),
     )
     imported = "from stretto.algorithms.catalog import CLIPPED, AlgorithmFacts\n"
     future, rest = file.split("\n\n", 2)[:2], file.split("\n\n", 2)[2]
     text = "\n\n".join([*future, imported + rest, f"FACTS = {entry}"])
-    (tmp_path / "centred_of_the_docs.py").write_text(text)
+    (tmp_path / "centered_of_the_docs.py").write_text(text)
     assert len(ast.parse(file).body) < 30
     return file
 
@@ -403,25 +403,25 @@ def streams(algorithm, group):
     return {name: dict.fromkeys(keys, known[name]) for name in algorithm.needs}
 
 
-def test_the_worked_algorithm_computes_what_its_page_says(centred, tmp_path):
+def test_the_worked_algorithm_computes_what_its_page_says(centered, tmp_path):
     algorithm = build(AlgorithmSection(name=WORKED), [str(tmp_path)])
     assert find_facts(WORKED).summary.startswith("Rewards less the mean of their group")
     assert advantages(algorithm, [1, 0, 0, 0]) == pytest.approx([0.75, -0.25, -0.25, -0.25])
     assert [term.denominator for term in algorithm.terms] == ["tokens"]
 
 
-def test_the_worked_algorithm_trains(centred, tmp_path):
+def test_the_worked_algorithm_trains(centered, tmp_path):
     run = start(tmp_path, algorithm={"name": WORKED}, run__steps=2).folder
     assert [line["step"] for line in lines(run / "metrics.jsonl")] == [0, 1, 2]
 
 
-def test_the_worked_algorithm_and_the_example_are_the_same_code(centred):
+def test_the_worked_algorithm_and_the_example_are_the_same_code(centered):
     def functions(text):
         return {node.name: ast.dump(node) for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
 
-    example = functions(text_of(ROOT / "examples" / "own_parts" / "centred.py"))
-    worked = functions(centred)
-    assert worked.keys() == {"centred", "build"}
+    example = functions(text_of(ROOT / "examples" / "own_parts" / "centered.py"))
+    worked = functions(centered)
+    assert worked.keys() == {"centered", "build"}
     assert all(example[name] == code for name, code in worked.items())
 
 

@@ -223,7 +223,7 @@ def test_a_class_is_made_for_every_trajectory_and_an_object_is_shared(folders):
 @pytest.mark.parametrize(
     ("module", "said"), [("package.inside", "in a package"), ("plain.folders.inside", "in plain folders")]
 )
-def test_a_module_in_a_package_or_in_plain_folders_finds_its_neighbours(module, said, folders):
+def test_a_module_in_a_package_or_in_plain_folders_finds_its_neighbors(module, said, folders):
     assert asyncio.run(own(f"{module}:play", folders, turns=8)(PROMPT, None)) == said
     assert {path.name for path in sources(f"{module}:play", folders).values()} >= {"inside.py", "other.py"}
 
@@ -360,7 +360,7 @@ ALGORITHM = """
 raise_on_import = {raises}
 if raise_on_import: raise RuntimeError("nobody runs this to read facts")
 from functools import partial
-from stretto.algorithms.advantages import group_normalised
+from stretto.algorithms.advantages import group_normalized
 from stretto.algorithms.base import Algorithm, keep
 from stretto.algorithms.catalog import CLIPPED, AlgorithmFacts
 from stretto.algorithms.credit import credit_by_group, needed_streams
@@ -371,7 +371,7 @@ FEW = ONE
 def build(section):
     return Algorithm(name="x", scope="{scope}", needs=needed_streams(section) | {needs}, min_samples=2, drop=keep,
         terms=policy_terms(section, denominator="tokens", scale="token"),
-        advantage=partial(credit_by_group, advantages=group_normalised, kl=section.kl))
+        advantage=partial(credit_by_group, advantages=group_normalized, kl=section.kl))
 def other(section): return 3
 def raising(section): return section.nothing
 """

@@ -1,4 +1,4 @@
-"""An algorithm of one's own, explained in docs/concepts/algorithms.md. The recipe names it as `centred:build`."""
+"""An algorithm of one's own, explained in docs/concepts/algorithms.md. The recipe names it as `centered:build`."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from stretto.algorithms.losses import policy_terms
 from stretto.recipe.schema import AlgorithmSection
 
 
-def centred(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+def centered(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
     """Each reward less the mean of its group; not divided by the deviation."""
     return rewards - rewards.mean()
 
 
 def build(section: AlgorithmSection) -> Algorithm:
-    """Centred rewards; every token of the step counts the same."""
+    """Centered rewards; every token of the step counts the same."""
     return Algorithm(
-        name="centred",
+        name="centered",
         scope="group",
         needs=needed_streams(section),
         min_samples=2,
         terms=policy_terms(section, denominator="tokens", scale="token"),
-        advantage=partial(credit_by_group, advantages=centred, kl=section.kl),
+        advantage=partial(credit_by_group, advantages=centered, kl=section.kl),
         drop=keep,
     )
 
 
 FACTS = AlgorithmFacts(
-    name="centred",
-    module="centred",
+    name="centered",
+    module="centered",
     summary="Rewards less the mean of their group, mean over all tokens of the step.",
     scope="group",
     min_samples=2,

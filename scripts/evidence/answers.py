@@ -117,7 +117,7 @@ def answer(case: Case, costs: Costs) -> float | str:
         "old_logprob_throughput_per_gpu": lambda: tokens / stages(case, costs).old / gpus,
         "actor_update_time": lambda: stages(case, costs).train,
     }
-    return answers[metric]() if metric in answers else f"measures what is not modelled ({metric})"
+    return answers[metric]() if metric in answers else f"measures what is not modeled ({metric})"
 
 
 def _trainer_answer(case: Case, costs: Costs, metric: str) -> float | str:
@@ -132,7 +132,7 @@ def _trainer_answer(case: Case, costs: Costs, metric: str) -> float | str:
         return seconds
     if metric == "train_throughput_per_gpu":
         return load.tokens / seconds / number(case.row, "gpus")
-    return f"measures what is not modelled ({metric})"
+    return f"measures what is not modeled ({metric})"
 
 
 def allocated_gb(case: Case) -> float:

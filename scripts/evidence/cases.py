@@ -51,7 +51,7 @@ WEIGHTS_ALONE = {
         experts=512, top_k=10, expert_ffn=1024, shared_experts=1,
     )
 }  # fmt: skip
-"""Models whose attention is not modelled: good for the sizes of their weights only."""
+"""Models whose attention is not modeled: good for the sizes of their weights only."""
 
 Row = Mapping[str, str]
 

@@ -5,7 +5,7 @@ Where conventions differ, verl is called with ours, and the difference is writte
 - its PPO loss has a second clip at ratios of 3 for negative advantages, which we do not have: it is called with one
   that is never reached, and one test shows that nothing else differs;
 - it leaves answers without trained tokens out of a mean over answers; here every answer has one;
-- it normalises with an epsilon of 1e-6, and gives the only answer of a group its reward as advantage, we 0;
+- it normalizes with an epsilon of 1e-6, and gives the only answer of a group its reward as advantage, we 0;
 - its k3 is cut at 10, which no token here reaches.
 """
 
@@ -26,7 +26,7 @@ from padded import (
     random_answers,
     token_rewards,
 )
-from stretto.algorithms.advantages import group_normalised
+from stretto.algorithms.advantages import group_normalized
 from stretto.algorithms.base import build
 from stretto.algorithms.correction import correction_weight, truncated_share
 from stretto.algorithms.critic import value_terms
@@ -73,7 +73,7 @@ def verl_policy(answers, kind, clip, mode, *, weights=None, second_clip=NEVER, *
 @SEEDS
 @HOLES
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (1.0, 0.95), (0.9, 0.8)])
-def test_generalised_advantages_and_returns(seed, holes, gamma, lam):
+def test_generalized_advantages_and_returns(seed, holes, gamma, lam):
     """verl, too, carries the next value and advantage through what a tool said, and whitens over trained tokens."""
     answers = random_answers(seed, holes=holes)
     theirs, their_returns = core.compute_gae_advantage_return(
@@ -93,7 +93,7 @@ def test_grpos_advantages(seed):
     assert gap(ours, answers.flat(theirs)) < EXACT
     usual, _ = core.compute_grpo_outcome_advantage(token_rewards(answers), answers.mask, INDEX)
     groups = np.split(answers.rewards, len(set(INDEX)))
-    by_answer = np.concatenate([group_normalised(group, epsilon=1e-6) for group in groups])
+    by_answer = np.concatenate([group_normalized(group, epsilon=1e-6) for group in groups])
     assert gap(np.repeat(by_answer, answers.mask.sum(1).long()), answers.flat(usual)) < EXACT
 
 

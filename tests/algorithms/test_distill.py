@@ -132,13 +132,13 @@ def test_rewards_are_added_where_they_have_a_weight():
     _, alone, _ = taught(None, groups)
     algorithm, mixed, _ = taught(None, groups, weight=0.5)
     assert (algorithm.scope, algorithm.min_samples) == ("group", 2)
-    centred = {
+    centered = {
         trajectory_key(trajectory): reward.value - np.mean([r.value for r in group.rewards])
         for group in groups
         for trajectory, reward in zip(group.trajectories, group.rewards, strict=True)
     }
     for one, other in zip(alone, mixed, strict=True):
-        np.testing.assert_allclose(other.advantage, one.advantage + 0.5 * centred[one.key[:3]], rtol=1e-12)
+        np.testing.assert_allclose(other.advantage, one.advantage + 0.5 * centered[one.key[:3]], rtol=1e-12)
     both = build(AlgorithmSection(name="distill", top_k=2, reward_weight=0.5))
     assert [term.name for term in both.terms] == ["policy", "distill"]
 

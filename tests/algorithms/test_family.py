@@ -67,10 +67,10 @@ def test_dr_grpo_divides_by_trajectories_and_the_constant():
     assert group_centred(np.array([1, 0, 0.5, 0])) == pytest.approx([0.625, -0.375, 0.125, -0.375])
     section = AlgorithmSection(name="dr_grpo", clip=(0.2, 0.28), constant=8, correction=UNCORRECTED)
     (term,) = build(section).terms
-    centred = numbers([0.625] * 3 + [-0.375] * 2 + [0.125] * 4 + [-0.375])
-    loss = term.loss(numbers(NEW), rows(advantage=centred)).sum().item() / 4
+    centered = numbers([0.625] * 3 + [-0.375] * 2 + [0.125] * 4 + [-0.375])
+    loss = term.loss(numbers(NEW), rows(advantage=centered)).sum().item() / 4
     assert term.denominator == "trajectories"
-    plain = clipped_surrogate(numbers(NEW), rows(advantage=centred), clip=(0.2, 0.28), correction=UNCORRECTED)
+    plain = clipped_surrogate(numbers(NEW), rows(advantage=centered), clip=(0.2, 0.28), correction=UNCORRECTED)
     assert loss == pytest.approx(plain.sum().item() / (4 * 8))
     assert loss == pytest.approx(-0.001362, abs=1e-6)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from four_answers import NEW, UNCORRECTED, numbers, rows
 from stretto.algorithms.base import build
 from stretto.algorithms.critic import clipped_value_loss, clipped_value_share, value_terms
-from stretto.algorithms.gae import generalised_advantages, token_rewards, value_targets
+from stretto.algorithms.gae import generalized_advantages, token_rewards, value_targets
 from stretto.algorithms.losses import clipped_surrogate
 from stretto.recipe.schema import AlgorithmSection, Gae, Kl
 from stretto.types import Group, Outcome, Prompt, Reward, Trajectory
@@ -31,8 +31,8 @@ REWARDS, VALUES = np.array([0.0, 0.0, 1.0]), np.array([0.2, 0.5, 0.4])
         (1.0, 0.0, [0.3, -0.1, 0.6]),
     ],
 )
-def test_generalised_advantages_by_hand(gamma, lam, advantages):
-    found = generalised_advantages(REWARDS, VALUES, gamma=gamma, lam=lam)
+def test_generalized_advantages_by_hand(gamma, lam, advantages):
+    found = generalized_advantages(REWARDS, VALUES, gamma=gamma, lam=lam)
     assert found == pytest.approx(advantages, rel=1e-12)
     golden = {(1, 1): [0.8, 0.5, 0.6], (1, 0.95): [0.7465, 0.47, 0.6], (0.9, 0.8): [0.46024, 0.292, 0.6]}
     assert found == pytest.approx(golden.get((gamma, lam), advantages), abs=1e-9)
@@ -46,18 +46,18 @@ streams = st.lists(st.tuples(*[st.floats(-3, 3)] * 2), min_size=1, max_size=12)
 def test_with_lambda_1_an_advantage_is_what_came_less_what_was_expected(stream, gamma):
     rewards, values = np.array(stream).T
     to_come = [sum(gamma**ahead * r for ahead, r in enumerate(rewards[at:])) for at in range(len(rewards))]
-    found = generalised_advantages(rewards, values, gamma=gamma, lam=1.0)
+    found = generalized_advantages(rewards, values, gamma=gamma, lam=1.0)
     assert value_targets(found, values) == pytest.approx(to_come, abs=1e-9)
 
 
 def test_a_critic_that_is_right_leaves_no_advantage():
-    found = generalised_advantages(REWARDS, np.ones(3), gamma=1.0, lam=0.95)
+    found = generalized_advantages(REWARDS, np.ones(3), gamma=1.0, lam=0.95)
     assert found.tolist() == [0.0, 0.0, 0.0]
 
 
 def test_an_episode_without_tokens_has_no_advantages():
     empty = np.zeros(0)
-    assert generalised_advantages(empty, empty, gamma=1.0, lam=0.95).shape == (0,)
+    assert generalized_advantages(empty, empty, gamma=1.0, lam=0.95).shape == (0,)
     assert token_rewards(1.0, empty).shape == (0,)
 
 
@@ -67,7 +67,7 @@ def test_the_verdict_stands_at_the_last_token_and_each_penalty_at_its_own():
 
 def critics_rows(**changes):
     """The answer of above with the returns of (1, .95)."""
-    returns = value_targets(generalised_advantages(REWARDS, VALUES, gamma=1.0, lam=0.95), VALUES)
+    returns = value_targets(generalized_advantages(REWARDS, VALUES, gamma=1.0, lam=0.95), VALUES)
     blank = {"old": None, "reference": None, "advantage": numbers([0] * 3), "engine": numbers([0] * 3)}
     place = {"conversation": torch.zeros(3, dtype=torch.long), "lengths": torch.tensor([3])}
     return rows(**blank, **place, **({"values": numbers(VALUES), "returns": numbers(returns)} | changes))

@@ -45,9 +45,9 @@ def test_the_gradient_pulls_a_pair_apart_by_how_unlikely_its_order_is():
 
 def test_centring_is_a_term_of_its_own_only_where_it_is_asked_for():
     assert [term.name for term in build(PairwiseRanking()).terms] == ["ranking"]
-    centred = build(PairwiseRanking(centring=0.01))
-    assert [term.name for term in centred.terms] == ["ranking", "centring"]
-    assert centred.whole
+    centered = build(PairwiseRanking(centring=0.01))
+    assert [term.name for term in centered.terms] == ["ranking", "centring"]
+    assert centered.whole
 
 
 def test_held_out_pairs_give_accuracy_brier_score_and_calibration_error():

@@ -291,8 +291,8 @@ def test_path_dict_and_recipe_are_the_same_recipe(elsewhere):
 
 def test_a_recipe_by_hand_keeps_every_rule():
     assert [problem.field for problem in stretto.check(Recipe(algorithm={"name": "ppo"}))] == ["roles.critic"]
-    copied = Recipe().model_copy(update={"seed": "many", "colour": 1})
-    assert {problem.field for problem in stretto.check(copied)} == {"seed", "colour"}
+    copied = Recipe().model_copy(update={"seed": "many", "color": 1})
+    assert {problem.field for problem in stretto.check(copied)} == {"seed", "color"}
     with pytest.raises(RecipeError, match=r"roles\.critic"):
         stretto.train(parse_recipe(data_with(algorithm={"name": "ppo"})))
     assert not Path("runs").exists()

@@ -56,7 +56,7 @@ def test_every_size_has_its_speed_its_accuracy_and_its_price(document):
     assert (two["stretto"], two["peer"], two["ratio"]) == (2.5, 4.0, pytest.approx(1.6))
     assert two["efficiency"] == pytest.approx(0.8)
     assert two["accuracy"] == {"best": 0.9, "final": 0.8}
-    assert (two["utilisation"], two["memory_gb"]) == (0.8, {"localhost/cpu:0": 0.5})
+    assert (two["utilization"], two["memory_gb"]) == (0.8, {"localhost/cpu:0": 0.5})
     assert two["predicted"] == {"step": 5.0, "ratio": pytest.approx(1.6)}
     assert two["run_seconds"] == pytest.approx(2.5 * 5 + 2.0)
     assert two["cost"] == pytest.approx(2 * two["run_seconds"])

@@ -12,7 +12,7 @@ import pytest
 from stretto import host_memory
 from stretto.checks.machine import devices, network, packages, programs, resources
 from stretto.checks.machine.base import GB, Gpu, MachineCheck, MachineFacts
-from stretto.checks.machine.facts import cores_of_group, gpus_of, look, neighbours_together, visible
+from stretto.checks.machine.facts import cores_of_group, gpus_of, look, neighbors_together, visible
 from stretto.errors import RecipeError, SandboxError
 from stretto.kernels.cpu import compiler
 from stretto.recipe.load import parse_recipe
@@ -503,4 +503,4 @@ def test_hardware_threads_of_a_core_stand_together_where_the_system_tells(tmp_pa
         folder = tmp_path / f"cpu{number}" / "topology"
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text(f"{together}\n")
-    assert neighbours_together({0, 1, 2, 3, 4, 5, 7}, tmp_path) == [0, 4, 1, 5, 2, 3, 7]
+    assert neighbors_together({0, 1, 2, 3, 4, 5, 7}, tmp_path) == [0, 4, 1, 5, 2, 3, 7]

@@ -55,12 +55,12 @@ def test_draws_of_one_key_at_many_positions_follow_the_softmax():
     assert deviations(torch.bincount(tokens, minlength=300), logits[0].double().softmax(-1) * count) < 4
 
 
-@pytest.mark.parametrize("neighbour", ["next position", "next key", "the key in the highest bit"])
-def test_neighbouring_draws_are_independent(neighbour):
+@pytest.mark.parametrize("neighbor", ["next position", "next key", "the key in the highest bit"])
+def test_neighboring_draws_are_independent(neighbor):
     logits, count = logits_of(4), 3000
     keys, positions = torch.arange(count) * 2, torch.full((count,), 3)
     first, _ = drawn(logits, keys, positions)
-    match neighbour:
+    match neighbor:
         case "next position":
             second, _ = drawn(logits, keys, positions + 1)
         case "next key":

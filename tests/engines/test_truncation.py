@@ -1,4 +1,4 @@
-"""Top-p, top-k and stop texts: what is drawn, what travels with it, and that the trainer normalises over the same."""
+"""Top-p, top-k and stop texts: what is drawn, what travels with it, and that the trainer normalizes over the same."""
 
 from __future__ import annotations
 

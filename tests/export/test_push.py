@@ -42,7 +42,7 @@ def card(folder):
 
 def test_an_adapter_without_a_public_base_is_merged_and_pushed_with_its_card(tmp_path):
     run, hub, told = lora_run(tmp_path, evaluate__every=1), FakeHub(), []
-    pushed = api.push(run, to="org/tiny", licence="apache-2.0", private=True, prompts=3, hub=hub, note=told.append)
+    pushed = api.push(run, to="org/tiny", license="apache-2.0", private=True, prompts=3, hub=hub, note=told.append)
     assert pushed.merged and pushed.url == "https://hub/org/tiny" and "the two are merged" in told[0]
     ((repo, private, message, names),) = hub.calls
     assert (repo, private, message) == ("org/tiny", True, "step 2 of a stretto run")
@@ -64,8 +64,8 @@ def test_a_dry_run_writes_the_folder_and_sends_nothing(tmp_path):
     pushed = api.push(run, to="org/tiny", dry_run=True, prompts=2, note=told.append)
     assert pushed.url is None and not pushed.merged and pushed.folder == run / "push" / "step-000002"
     front, body = card(pushed.folder)
-    assert "license" not in front and "states no licence" in told[0] and "no accuracy" in body
-    again = api.push(run, to="org/tiny", dry_run=True, prompts=2, licence="mit")
+    assert "license" not in front and "states no license" in told[0] and "no accuracy" in body
+    again = api.push(run, to="org/tiny", dry_run=True, prompts=2, license="mit")
     assert card(again.folder)[0]["license"] == "mit"
 
 
@@ -108,7 +108,7 @@ def test_an_adapter_of_a_model_of_the_hub_is_pushed_as_one_that_names_it(cached,
     section = model.recipe.model.model_copy(update={"quantize": "int8"})
     files = replace(model.files, adapter=replace(model.files.adapter, quantize="int8"))
     model = replace(model, recipe=model.recipe.model_copy(update={"model": section}), files=files)
-    apart = push(model, "org/tiny", licence="mit", merged=False, private=False, hub=None, most=2, note=told.append)
+    apart = push(model, "org/tiny", license="mit", merged=False, private=False, hub=None, most=2, note=told.append)
     assert not apart.merged and apart.proof.logprob_mean > 1e-5 and "not as int8 rounds it" in told[0]
 
 
@@ -140,7 +140,7 @@ def test_the_card_of_a_run_that_imitates_says_so_and_how_far_it_came(tmp_path):
     assert not any(word in told for word in ("reinforcement", "reward", "Wilson", "ccuracy", "answers each"))
     model = trained(run)
     judged = model.recipe.model_copy(update={"rewards": recipe_in(tmp_path).rewards})
-    facts = CardFacts(repo="org/tiny", licence=None, merged=False, proof=pushed.proof, stop=frozenset([0]))
+    facts = CardFacts(repo="org/tiny", license=None, merged=False, proof=pushed.proof, stop=frozenset([0]))
     text = write_card(replace(model, recipe=judged), facts)
     assert "nothing was learned from that:\n\n- `accuracy`: `numeric`, weight 1" in text
 
@@ -149,8 +149,8 @@ def test_names_that_a_hub_would_refuse_are_refused_at_once(run):
     for name in ("tiny", "org/..", "a/b/c", "org/ti ny"):
         with pytest.raises(RecipeError, match="ORG/NAME"):
             api.push(run, to=name, dry_run=True)
-    with pytest.raises(RecipeError, match="is no licence"):
-        api.push(run, to="org/tiny", licence="Apache 2.0", dry_run=True)
+    with pytest.raises(RecipeError, match="is no license"):
+        api.push(run, to="org/tiny", license="Apache 2.0", dry_run=True)
 
 
 def test_a_hub_that_refuses_leaves_the_folder(tmp_path):

@@ -55,7 +55,7 @@ LAYERS = {
     "phi3, with one product of all heads": lambda: Phi3Attention(Phi3Config(**SIZES, pad_token_id=0), 0),
 }
 OTHERS = {
-    "cohere, which rotates neighbours": lambda: CohereAttention(CohereConfig(**SIZES), 0),
+    "cohere, which rotates neighbors": lambda: CohereAttention(CohereConfig(**SIZES), 0),
     "modernbert's decoder, which rounds once": lambda: ModernBertDecoderAttention(ModernBertDecoderConfig(**WIDE), 0),
     "gpt-oss, with angles of half the size": lambda: GptOssAttention(GptOssConfig(**SIZES), 0),
     "no attention": lambda: nn.Linear(2, 2),

@@ -226,7 +226,7 @@ def test_a_conversation_that_does_not_fit_alone_switches_recomputing_on():
     assert_same_step(found)
 
 
-class Neighbour:
+class Neighbor:
     """Somebody who gives back so much memory of a device when asked for room."""
 
     def __init__(self, device, gives):
@@ -240,7 +240,7 @@ class Neighbour:
 def test_before_activations_are_recomputed_others_give_back_what_they_need_not_hold():
     device = Device(LONGEST - 1)
     with hooks(layer(0).register_forward_pre_hook(device)), trainer(token_budget=4096, checkpointing="auto") as one:
-        one.make_room = Neighbour(device, 1)
+        one.make_room = Neighbor(device, 1)
         one.accumulate(SAMPLES)
         one.apply()
         assert (one.make_room.asked, one.recomputes) == (1, False)
@@ -260,7 +260,7 @@ def backward_never():
 @pytest.mark.parametrize("never", [forward_never, backward_never])
 def test_others_are_asked_for_room_once_in_a_step(never):
     with never(), trainer(checkpointing=False) as one:
-        one.make_room = Neighbour(Device(0), 0)
+        one.make_room = Neighbor(Device(0), 0)
         for step in (1, 2):
             with pytest.raises(TrainingError, match="too little memory"):
                 one.accumulate(SAMPLES)

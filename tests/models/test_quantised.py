@@ -123,7 +123,7 @@ def test_a_packed_tree_on_few_bits_is_the_padded_batch_before_and_after_sampling
 
 
 FARTHEST = {"nf4": 0.18, "int8": 0.5 / 127, "fp8": 1 / 28}
-"""Half of the largest gap between neighbours, as a share of the largest number that has the same scale."""
+"""Half of the largest gap between neighbors, as a share of the largest number that has the same scale."""
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -97,7 +97,7 @@ def test_mutated_programs_never_crash_anything(scored, count):
         (None, False),
     ],
 )
-def test_a_grid_is_a_rectangle_of_colours(value, valid):
+def test_a_grid_is_a_rectangle_of_colors(value, valid):
     assert is_grid(value) is valid
 
 

@@ -14,7 +14,7 @@ from stretto.training.packing import divide, merge
 from stretto.training.rows import halved
 from tiny import CPU, SCRATCH_FILES, VOCABULARY, distance, finished, sample, scratch_model, step
 
-CENTRED = PairwiseRanking(centring=0.1)
+CENTERED = PairwiseRanking(centring=0.1)
 
 
 def pairs(seed=0, count=6):
@@ -77,9 +77,9 @@ def alone(policy, samples):
 @pytest.mark.parametrize("adapter", [None, {"kind": "lora", "rank": 2, "alpha": 4.0}], ids=["full", "lora"])
 def test_the_gradient_of_packed_pairs_is_that_of_each_answer_alone(adapter):
     policy, samples = reward_policy(adapter=adapter), pairs()
-    loss, gradients = finished(alone(policy, samples), policy.trained(), build(CENTRED), samples)
+    loss, gradients = finished(alone(policy, samples), policy.trained(), build(CENTERED), samples)
     for budget in (1, 70, 10_000):
-        found = step(policy, build(CENTRED), samples, token_budget=budget)
+        found = step(policy, build(CENTERED), samples, token_budget=budget)
         assert found.metrics["loss"] == pytest.approx(loss, rel=1e-12)
         assert distance(found.gradients, gradients) < 1e-9
     assert "score.weight" in gradients and len(gradients) > 2
@@ -118,7 +118,7 @@ def step_scores(policy, samples):
     from stretto.training.trainer import Trainer
     from tiny import SETTINGS, Recorder
 
-    trainer = Trainer(policy, build(CENTRED), Recorder(), **SETTINGS)
+    trainer = Trainer(policy, build(CENTERED), Recorder(), **SETTINGS)
     try:
         return np.concatenate(trainer.score([each.conversation for each in samples]))
     finally:

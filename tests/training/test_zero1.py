@@ -80,6 +80,6 @@ def test_slices_of_a_parameter_are_put_together_and_numbers_are_the_same_everywh
     }
 
 
-def test_devices_in_turn_have_neighbouring_parameters():
+def test_devices_in_turn_have_neighboring_parameters():
     names = [[int(name[1:]) for name in part] for part in partition(parameters([10] * 12), 4)]
     assert all(later == earlier + 1 for part in names for earlier, later in pairwise(part))

@@ -27,8 +27,8 @@ def leave_one_out(rewards: Floats) -> Floats:
     return rewards - others
 
 
-def group_normalised(rewards: Floats, *, epsilon: float = 1e-4) -> Floats:
-    """Centred and divided by the sample standard deviation (ddof 1). Shao et al. 2024, eq. 3.
+def group_normalized(rewards: Floats, *, epsilon: float = 1e-4) -> Floats:
+    """Centered and divided by the sample standard deviation (ddof 1). Shao et al. 2024, eq. 3.
 
     A group without variance has advantage 0, and so has a group of one.
     """
@@ -43,6 +43,6 @@ def group_centred(rewards: Floats) -> Floats:
 
 
 def whitened(values: Floats) -> Floats:
-    """Centred and divided by the (unbiased) standard deviation of all of them; a single one is only centred."""
-    centred = values - values.mean()
-    return centred / np.sqrt(values.var(ddof=1) + LEAST_VARIANCE) if len(values) > 1 else centred
+    """Centered and divided by the (unbiased) standard deviation of all of them; a single one is only centered."""
+    centered = values - values.mean()
+    return centered / np.sqrt(values.var(ddof=1) + LEAST_VARIANCE) if len(values) > 1 else centered

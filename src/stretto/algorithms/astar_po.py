@@ -3,7 +3,7 @@
     loss = 1/trajectories * sum over trajectories of (beta2 * D + V* - R)^2,   D = sum over tokens of lp - lp_ref
 
 V* comes from the reference's answers, sampled once before training, so one answer per prompt is enough here. There is
-no critic, no clipping, no normalisation; and because the optimum satisfies the equation for every answer, whoever
+no critic, no clipping, no normalization; and because the optimum satisfies the equation for every answer, whoever
 sampled it, neither an importance weight nor a further KL term. Brantley et al. 2025, eq. 4 and algorithm 1.
 
 An answer of several conversations is one equation: what the others contribute to D stands, as a constant, in each

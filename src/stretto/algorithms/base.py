@@ -118,7 +118,7 @@ class Algorithm:
     """Where `advantage` is credit that was whitened over all trained tokens: the credit before that, which needs one
     group alone. A trainer can whiten its gradient instead, while the weights have not moved."""
     critic: tuple[Term, ...] = ()
-    """What a critic minimises, if a run trains one: the same kind of sums, over its values instead of
+    """What a critic minimizes, if a run trains one: the same kind of sums, over its values instead of
     log-probabilities."""
     whole: bool = False
     """True if a term compares the conversations of a trajectory, so that they must be in one micro-batch."""

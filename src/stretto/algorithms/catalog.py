@@ -106,7 +106,7 @@ CATALOG: dict[str, AlgorithmFacts] = {
         AlgorithmFacts(
             name="grpo",
             module="stretto.algorithms.grpo",
-            summary="Group-normalised rewards, mean over the tokens of an answer, then over answers.",
+            summary="Group-normalized rewards, mean over the tokens of an answer, then over answers.",
             scope="group",
             min_samples=2,
             clip=(0.2, 0.2),
@@ -131,7 +131,7 @@ CATALOG: dict[str, AlgorithmFacts] = {
         AlgorithmFacts(
             name="multi_conv",
             module="stretto.algorithms.multi_conv",
-            summary="One verdict for all conversations of a trajectory, centred in the group; mean over all tokens.",
+            summary="One verdict for all conversations of a trajectory, centered in the group; mean over all tokens.",
             scope="group",
             min_samples=2,
             clip=(0.2, 0.2),

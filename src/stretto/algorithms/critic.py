@@ -1,4 +1,4 @@
-"""The loss of a critic, minimised, as a function of (its values now, rows): the counterpart of `losses` for values.
+"""The loss of a critic, minimized, as a function of (its values now, rows): the counterpart of `losses` for values.
 
 A critic is trained like a policy, by sums over trained tokens that may be added in any order; what goes in is its
 value of each token instead of a log-probability. `rows.values` is what it said when the answers were sampled,

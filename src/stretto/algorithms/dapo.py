@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from stretto.algorithms.advantages import group_normalised
+from stretto.algorithms.advantages import group_normalized
 from stretto.algorithms.base import Algorithm
 from stretto.algorithms.credit import credit_by_group, needed_streams
 from stretto.algorithms.losses import policy_terms
@@ -31,6 +31,6 @@ def build(section: PolicyGradient) -> Algorithm:
         needs=needed_streams(section),
         min_samples=2,
         terms=policy_terms(section, denominator="tokens", scale="token"),
-        advantage=partial(credit_by_group, advantages=group_normalised, kl=section.kl, credit=section.credit),
+        advantage=partial(credit_by_group, advantages=group_normalized, kl=section.kl, credit=section.credit),
         drop=without_contrast,
     )

@@ -1,10 +1,10 @@
 """On-policy distillation: the policy answers, and a teacher says of every token how much likelier it is to it.
 
-What is minimised is the reverse KL of the policy from its teacher in every state that the policy came to; the states
+What is minimized is the reverse KL of the policy from its teacher in every state that the policy came to; the states
 themselves are taken as they are. In the policy-gradient form each token's advantage is the teacher's log-probability
 less the policy's, of that token alone: its expected gradient is that of the KL (Agarwal et al. 2024; Lu 2025). In the
 exact form the KL itself is the loss, over the teacher's `top_k` likeliest tokens and the rest as one: it has no noise
-of sampling, and is the KL over the vocabulary where `top_k` covers that. Rewards, centred in the group, may be added.
+of sampling, and is the KL over the vocabulary where `top_k` covers that. Rewards, centered in the group, may be added.
 """
 
 from __future__ import annotations

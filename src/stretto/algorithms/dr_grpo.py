@@ -1,4 +1,4 @@
-"""Dr. GRPO: GRPO without its two biases. Rewards are centred, not divided by their deviation, and a token counts the
+"""Dr. GRPO: GRPO without its two biases. Rewards are centered, not divided by their deviation, and a token counts the
 same in
 a short and in a long answer: sums over answers are divided by one constant. Liu et al. 2025."""
 

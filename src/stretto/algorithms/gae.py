@@ -1,4 +1,4 @@
-"""Generalised advantage estimation over the trained tokens of one episode, as plain numpy. Schulman et al. 2016.
+"""Generalized advantage estimation over the trained tokens of one episode, as plain numpy. Schulman et al. 2016.
 
 An episode is a trajectory: the trained tokens of its conversations, one after the other. Prompts, tool answers and
 other context are not in the stream, so values and advantages are carried through them from the last token before to
@@ -26,7 +26,7 @@ def token_rewards(reward: float, penalties: Floats) -> Floats:
     return rewards
 
 
-def generalised_advantages(rewards: Floats, values: Floats, *, gamma: float, lam: float) -> Floats:
+def generalized_advantages(rewards: Floats, values: Floats, *, gamma: float, lam: float) -> Floats:
     """(N), (N) -> (N): A_t = delta_t + gamma lam A_{t+1}, with delta_t = r_t + gamma V_{t+1} - V_t. Eq. 16."""
     following = np.append(values[1:], 0.0)[: len(values)]
     surprise = rewards + gamma * following - values

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from stretto.algorithms.advantages import group_normalised
+from stretto.algorithms.advantages import group_normalized
 from stretto.algorithms.base import Algorithm, keep
 from stretto.algorithms.credit import credit_by_group, needed_streams
 from stretto.algorithms.losses import clipped_sequence_share, policy_terms, sequence_surrogate
@@ -26,6 +26,6 @@ def build(section: PolicyGradient) -> Algorithm:
             surrogate=sequence_surrogate,
             clipped=clipped_sequence_share,
         ),
-        advantage=partial(credit_by_group, advantages=group_normalised, kl=section.kl, credit=section.credit),
+        advantage=partial(credit_by_group, advantages=group_normalized, kl=section.kl, credit=section.credit),
         drop=keep,
     )

@@ -1,4 +1,4 @@
-"""Per-token losses, minimised, as functions of (log-probabilities, rows); every result may be summed in any order.
+"""Per-token losses, minimized, as functions of (log-probabilities, rows); every result may be summed in any order.
 
 `old` is the trainer's log-probability at the weights that sampled. While weights have not moved since, that is the
 detached log-probability of this very forward: the ratio is exactly 1, clipping cannot act, and no extra pass is

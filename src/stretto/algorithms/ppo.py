@@ -29,7 +29,7 @@ from stretto.algorithms.credit import (
     whitened_samples,
 )
 from stretto.algorithms.critic import value_terms
-from stretto.algorithms.gae import critic_lambda, generalised_advantages, policy_lambda, token_rewards, value_targets
+from stretto.algorithms.gae import critic_lambda, generalized_advantages, policy_lambda, token_rewards, value_targets
 from stretto.algorithms.losses import policy_terms
 from stretto.recipe.schema import Gae, Kl, Ppo
 from stretto.types import Group, Sample, Trajectory
@@ -57,7 +57,7 @@ def episode(trajectory: Trajectory, reward: float, streams: Streams, *, gae: Gae
     order = sampling_order(samples)
     values = np.concatenate([streams["values"][sample.key] for sample in samples])[order]
     rewards = token_rewards(reward, np.concatenate([token_penalties(sample, kl) for sample in samples])[order])
-    ahead = partial(generalised_advantages, rewards, values, gamma=gae.gamma)
+    ahead = partial(generalized_advantages, rewards, values, gamma=gae.gamma)
     credited = np.stack([ahead(lam=policy_lambda(gae, len(values))), ahead(lam=critic_lambda(gae))])
     credited[1] = value_targets(credited[1], values)
     advantages, returns = credited[:, np.argsort(order)]

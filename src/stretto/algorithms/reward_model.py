@@ -68,8 +68,8 @@ def build(section: PairwiseRanking) -> Algorithm:
     }
     terms = [Term(name="ranking", denominator="trajectories", loss=bradley_terry, watch=watch)]
     if section.centring:
-        centred = partial(off_centre, coef=section.centring)
-        terms.append(Term(name="centring", denominator="trajectories", loss=centred, watch={}))
+        centered = partial(off_centre, coef=section.centring)
+        terms.append(Term(name="centring", denominator="trajectories", loss=centered, watch={}))
     return Algorithm(
         name="reward_model",
         scope="sample",

@@ -86,7 +86,7 @@ def push(
     *,
     to: str,
     step: str = "newest",
-    licence: str | None = None,
+    license: str | None = None,
     merged: bool = False,
     plain_base: bool = False,
     private: bool = False,
@@ -109,7 +109,7 @@ def push(
 
     def use(model: SavedModel) -> Pushed:
         return pushed(
-            model, to, licence=licence, merged=merged, plain=plain_base, private=private, hub=chosen, most=prompts,
+            model, to, license=license, merged=merged, plain=plain_base, private=private, hub=chosen, most=prompts,
             note=note,
         )  # fmt: skip
 

@@ -75,14 +75,14 @@ def matmul_rate(shapes: Mapping[tuple[int, int], int], *, dtype: str, device: st
         while sum(times) < SECONDS or len(times) < 3:
             begun = time.perf_counter()
             torch.nn.functional.linear(rows, weight)
-            synchronise(device)
+            synchronize(device)
             times.append(time.perf_counter() - begun)
         flops += 2.0 * ROWS * out * width * count
         seconds += min(times) * count
     return flops / seconds / 1e9
 
 
-def synchronise(device: str) -> None:
+def synchronize(device: str) -> None:
     """Waits for a GPU, so that a clock sees its work."""
     if device == "cuda":
         import torch

@@ -23,7 +23,7 @@ from stretto import __version__, threads
 from stretto.bench.cases import CAP, SEED, answer_lengths
 from stretto.bench.flops import shared, unshared
 from stretto.bench.jobs import Job, JobResult
-from stretto.bench.machine import synchronise
+from stretto.bench.machine import synchronize
 from stretto.bench.prepare import PreparedPrompt, model_section, read_prompts
 from stretto.engines.base import Completion, Engine, Request, noise_key
 from stretto.engines.native.engine import NativeEngine
@@ -214,7 +214,7 @@ async def _steps(
             ready = await prepare(replace(parts, prompts=prompts), asked)
             prepared = time.perf_counter() - begun
             taken = await run_step(ready, clock, step=number)
-            synchronise(kind)
+            synchronize(kind)
             seconds = time.perf_counter() - begun
             generate = prepared + clock.metrics()["seconds/generate"]
             steps.append(
@@ -259,7 +259,7 @@ def rollout(job: Job) -> JobResult:
         wanted = requests(asked, lengths)
         begun = time.perf_counter()
         answers = generate(engine, wanted)
-        synchronise(device.type)
+        synchronize(device.type)
         seconds.append(time.perf_counter() - begun)
     alone = [answer for request in wanted for answer in generate(NativeEngine(endless(policy)), [request])]
     undrafted = generate(NativeEngine(endless(policy), speculate=False), wanted)

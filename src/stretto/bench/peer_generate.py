@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from stretto.bench.cases import CAP, answer_lengths
 from stretto.bench.jobs import Job, JobResult
-from stretto.bench.machine import synchronise
+from stretto.bench.machine import synchronize
 from stretto.bench.prepare import read_prompts
 from stretto.errors import StrettoError
 from stretto.models.load import DTYPES, choose_device
@@ -87,7 +87,7 @@ def rollout(job: Job) -> JobResult:
             found = network.generate(
                 **batch, generation_config=settings, logits_processor=LogitsProcessorList([forcing])
             )
-        synchronise(device.type)
+        synchronize(device.type)
         seconds.append(time.perf_counter() - begun)
     generated = [answer_length(row, tokenizer.eos_token_id) for row in found[:, width:].tolist()]
     if generated != flat:

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, GenerationConfig, LogitsProcessorList
 
 from stretto.bench.cases import CAP, answer_lengths
 from stretto.bench.jobs import Job, JobResult
-from stretto.bench.machine import synchronise
+from stretto.bench.machine import synchronize
 from stretto.bench.ours import RATE
 from stretto.bench.peer_generate import Forcing, answer_length, load_plain
 from stretto.bench.prepare import PreparedPrompt, read_prompts
@@ -130,10 +130,10 @@ def step(job: Job) -> JobResult:
     for asked in read_prompts(job):
         begun = time.perf_counter()
         answers = loop.generate(asked)
-        synchronise(loop.device.type)
+        synchronize(loop.device.type)
         sampled = time.perf_counter()
         loop.train(asked, answers)
-        synchronise(loop.device.type)
+        synchronize(loop.device.type)
         took.append((sampled - begun, time.perf_counter() - sampled))
         tokens = sum(map(len, answers))
     generate, train = min(took[1:], key=sum)

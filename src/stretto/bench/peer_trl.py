@@ -28,7 +28,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from stretto.bench.cases import CAP, SEED, answer_lengths
 from stretto.bench.jobs import Job, JobResult
-from stretto.bench.machine import synchronise
+from stretto.bench.machine import synchronize
 from stretto.bench.ours import RATE
 from stretto.bench.peer_generate import Forcing, lengths_of, load_plain
 from stretto.bench.prepare import read_prompts
@@ -51,7 +51,7 @@ class StepWatch(TrainerCallback):
 
     def on_step_end(self, *arguments: Any, **keywords: Any) -> None:
         """After the update."""
-        synchronise(self.device)
+        synchronize(self.device)
         self.seconds.append(time.perf_counter() - self.begun)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float], **keywords: Any) -> None:
@@ -81,7 +81,7 @@ class Sampler:
             logits_processor=LogitsProcessorList([forcing]),
             **keywords,
         )
-        synchronise(self.device)
+        synchronize(self.device)
         self.seconds.append(time.perf_counter() - begun)
         return found
 

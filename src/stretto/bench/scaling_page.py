@@ -34,7 +34,7 @@ def _row(row: Document, *, priced: bool) -> list[str]:
     told = [row["case"] if measured else f"{row['case']} {PREDICTED}", row["strategy"]]
     told += [number(row["stretto"]) if measured else "", _or_dash(said["step"])]
     told += [f"{row['ratio']:.2f}" if measured else "", _or_dash(said["ratio"])]
-    told += [f"{row['efficiency']:.0%}", f"{row['utilisation']:.0%}"]
+    told += [f"{row['efficiency']:.0%}", f"{row['utilization']:.0%}"]
     told.append(f"{accuracy['best']:.2f} best, {accuracy['final']:.2f} final" if accuracy else "")
     told.append(f"{max(row['memory_gb'].values()):.2f}" if row["memory_gb"] else "")
     told.append(duration(row["run_seconds"]))

@@ -16,8 +16,8 @@ def push(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
     to: Annotated[str, typer.Option(metavar="ORG/NAME", help="Hub repository; created if missing.")],
     step: Annotated[str, typer.Option(metavar="N", help="Checkpoint: a step number, newest or best.")] = "newest",
-    licence: Annotated[
-        str | None, typer.Option("--licence", "--license", metavar="ID", help="License of the model, e.g. apache-2.0.")
+    license: Annotated[
+        str | None, typer.Option("--license", metavar="ID", help="License of the model, e.g. apache-2.0.")
     ] = None,
     merged: Annotated[bool, typer.Option("--merged", help="Push the merged model instead of the adapter.")] = False,
     plain_base: Annotated[bool, PLAIN_BASE] = False,
@@ -32,7 +32,7 @@ def push(
         run,
         to=to,
         step=step,
-        licence=licence,
+        license=license,
         merged=merged,
         plain_base=plain_base,
         private=private,

@@ -25,8 +25,8 @@ from stretto.recipe.describe import objective
 from stretto.recipe.resolve import dump
 from stretto.storage.json_lines import read_rows
 
-LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
-"""How the hub writes licences, such as apache-2.0; `other` for one that it has no name for."""
+LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
+"""How the hub writes licenses, such as apache-2.0; `other` for one that it has no name for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,8 @@ class CardFacts:
 
     repo: str
     """Its name on the hub."""
-    licence: str | None
-    """Its licence, if one was given."""
+    license: str | None
+    """Its license, if one was given."""
     merged: bool
     """True if it is a whole model, though the run trained an adapter."""
     proof: ExportProof
@@ -68,7 +68,7 @@ def metadata(model: SavedModel, facts: CardFacts, *, adapter: bool) -> str:
     """The fields that the hub reads."""
     base = model.hub_base
     data = ModelCardData(
-        license=facts.licence,
+        license=facts.license,
         base_model=base,
         base_model_relation=("adapter" if adapter else "finetune") if base else None,
         library_name="peft" if adapter else "transformers",
@@ -79,12 +79,12 @@ def metadata(model: SavedModel, facts: CardFacts, *, adapter: bool) -> str:
     return str(data.to_yaml())
 
 
-def refuse_names(repo: str, licence: str | None) -> None:
+def refuse_names(repo: str, license: str | None) -> None:
     """Refuses what the hub would, before anything is made."""
     if not HUB_ID.fullmatch(repo) or "/" not in repo or ".." in repo or "--" in repo:
         raise RecipeError.of("--to", f"{repo!r} is not of the form ORG/NAME", "use letters, digits, '.', '-' and '_'")
-    if licence is not None and not LICENCE.fullmatch(licence):
-        raise RecipeError.of("--licence", f"{licence!r} is no licence's name", "write one such as apache-2.0, or other")
+    if license is not None and not LICENSE.fullmatch(license):
+        raise RecipeError.of("--license", f"{license!r} is no license's name", "write one such as apache-2.0, or other")
 
 
 def recipe_text(model: SavedModel) -> str:

@@ -75,7 +75,7 @@ def push(
     model: SavedModel,
     repo: str,
     *,
-    licence: str | None,
+    license: str | None,
     merged: bool,
     plain: bool = False,
     private: bool,
@@ -84,10 +84,10 @@ def push(
     note: Note,
 ) -> Pushed:
     """Makes the folder and uploads it; without a hub it is only made. `plain` is as for `merge`."""
-    refuse_names(repo, licence)
+    refuse_names(repo, license)
     refuse_plain(model, plain)
-    if licence is None:
-        note("the card states no licence, so nobody may use the model; --licence apache-2.0, or that of its base, does")
+    if license is None:
+        note("the card states no license, so nobody may use the model; --license apache-2.0, or that of its base, does")
     adapter = model.files.adapter is not None
     if adapter and not merged and not model.files.on_hub:
         note(f"others cannot get the adapter's base, {model.recipe.model.name}, so the two are merged")
@@ -99,7 +99,7 @@ def push(
             shutil.rmtree(old, ignore_errors=True)
         try:
             proof, stop = _fill(model, draft, merge_it=adapter and merged, plain=plain, most=most, note=note)
-            facts = CardFacts(repo=repo, licence=licence, merged=adapter and merged, proof=proof, stop=stop)
+            facts = CardFacts(repo=repo, license=license, merged=adapter and merged, proof=proof, stop=stop)
             (draft / "README.md").write_text(write_card(model, facts), encoding="utf-8")
             (draft / "recipe.yaml").write_text(recipe_text(model), encoding="utf-8")
             settle(draft, folder)

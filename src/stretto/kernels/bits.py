@@ -9,7 +9,7 @@ FIRST_FACTOR = -7046029254386353131
 """2^64 over the golden ratio, as a signed number."""
 
 SECOND_FACTOR = -4658895280553007687
-"""Another mixer's, so that noise of neighbours has nothing in common."""
+"""Another mixer's, so that noise of neighbors has nothing in common."""
 
 
 def joined(weight: Tensor, rest: Tensor) -> Tensor:

@@ -138,7 +138,7 @@ class _Cutting:
                 self._narrow(module)
 
     def _own(self, dim: int, *, blocks: int = 1, parts: int | None = None) -> ParameterCut:
-        """This process's part along a dimension of a matrix, of so many: neighbours have the same if these are fewer
+        """This process's part along a dimension of a matrix, of so many: neighbors have the same if these are fewer
         than the processes."""
         size = self.tensor.size if parts is None else parts
         return ParameterCut(dim=dim, blocks=blocks, rank=self.tensor.rank * size // self.tensor.size, size=size)

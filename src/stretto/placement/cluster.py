@@ -179,7 +179,7 @@ class DeviceNumbers(Section):
     bandwidth: PerSecond | None = None
     """Bandwidth of the device's memory, bytes/s."""
     link: PerSecond | None = None
-    """To its neighbours, bytes/s in one direction."""
+    """To its neighbors, bytes/s in one direction."""
     nic: PerSecond | None = None
     """The device's share of the host's network, bytes/s."""
     host_link: PerSecond | None = None

@@ -30,7 +30,7 @@ class DeviceKind(Enum):
 
     @property
     def has_own_memory(self) -> bool:
-        """True if its memory is not its host's, so that neighbours take none of it and what sleeps can leave it."""
+        """True if its memory is not its host's, so that neighbors take none of it and what sleeps can leave it."""
         return self is DeviceKind.GPU
 
     @property

@@ -55,8 +55,8 @@ def objective(recipe: Recipe) -> str:
         return "\n".join(_regression(recipe, vstar_of(recipe)))
     if facts.rows != "prompts":
         centring = getattr(section, "centring", 0.0)
-        centred = f" + {centring:g} * (s of the better + s of the worse)^2, averaged alike" if centring else ""
-        return f"loss = -{facts.average} of {facts.surrogate}{centred}\n{facts.advantage}"
+        centered = f" + {centring:g} * (s of the better + s of the worse)^2, averaged alike" if centring else ""
+        return f"loss = -{facts.average} of {facts.surrogate}{centered}\n{facts.advantage}"
     if isinstance(section, Distill) and section.top_k is not None:
         return "\n".join(_exactly_taught(recipe, section))
     low, high = _clip(recipe) or (0.0, 0.0)

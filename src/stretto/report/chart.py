@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 400, 56, 190, 36, 48
-COLOURS = ("#1b6ca8", "#d1495b", "#2e8b57", "#8d5aa8", "#c77f1a", "#3aa6a0", "#7a7a7a", "#a83e6b", "#4b5320", "#1f1f7a")
+COLORS = ("#1b6ca8", "#d1495b", "#2e8b57", "#8d5aa8", "#c77f1a", "#3aa6a0", "#7a7a7a", "#a83e6b", "#4b5320", "#1f1f7a")
 
 Curve = Sequence[tuple[float, float]]
 
@@ -44,16 +44,16 @@ def chart(
     parts.append(f'<text x="{middle}" y="{HEIGHT - 10}" text-anchor="middle">{escape(across)}</text>')
     parts.append(f'<text x="14" y="{HEIGHT / 2}" transform="rotate(-90 14 {HEIGHT / 2})">{escape(up)}</text>')
     for number, (name, curves) in enumerate(lines.items()):
-        colour = COLOURS[number % len(COLOURS)]
+        color = COLORS[number % len(COLORS)]
         columns = list(zip(*curves, strict=True))
         xs = [sum(x for x, _ in column) / len(column) for column in columns]
         ys = [[y for _, y in column] for column in columns]
         band = [place(x, max(y)) for x, y in zip(xs, ys, strict=True)]
         band += reversed([place(x, min(y)) for x, y in zip(xs, ys, strict=True)])
         mean = [place(x, sum(y) / len(y)) for x, y in zip(xs, ys, strict=True)]
-        parts.append(f'<polygon points="{" ".join(band)}" fill="{colour}" opacity="0.15"/>')
-        parts.append(f'<polyline points="{" ".join(mean)}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts.append(f'<polygon points="{" ".join(band)}" fill="{color}" opacity="0.15"/>')
+        parts.append(f'<polyline points="{" ".join(mean)}" fill="none" stroke="{color}" stroke-width="2"/>')
         down = TOP + 8 + 20 * number
-        parts.append(f'<rect x="{WIDTH - RIGHT + 16}" y="{down}" width="12" height="4" fill="{colour}"/>')
+        parts.append(f'<rect x="{WIDTH - RIGHT + 16}" y="{down}" width="12" height="4" fill="{color}"/>')
         parts.append(f'<text x="{WIDTH - RIGHT + 34}" y="{down + 7}">{escape(name)}</text>')
     return "\n".join([*parts, "</svg>", ""])

@@ -27,7 +27,7 @@ from stretto.storage.atomic import replace
 LIMIT = 3_000_000
 """Bytes of a page."""
 STYLES = ("vendor/uPlot.min.css", "style.css")
-LICENCE = "vendor/LICENSE"
+LICENSE = "vendor/LICENSE"
 """Of the charts; a page carries it along."""
 SCRIPTS = (
     "vendor/uPlot.iife.min.js",
@@ -60,7 +60,7 @@ class ReportPage:
     def parts(self, *, explained: Sequence[Mapping[str, Any] | None] = (), over: bool = False) -> Iterator[str]:
         """The page's text."""
         runs = [RunRecord(folder, over=over) for folder in self.folders]
-        style, script = _joined(STYLES), f"/*\n{_joined((LICENCE,))}*/\n{_joined(SCRIPTS)}"
+        style, script = _joined(STYLES), f"/*\n{_joined((LICENSE,))}*/\n{_joined(SCRIPTS)}"
         timelines = [blob(packed_spans(run.spans)) for run in runs]
         heldout = [_heldout(run, LIMIT // (8 * len(runs))) for run in runs]
         beside = sum(len(text) for text in (*timelines, *heldout) if text)

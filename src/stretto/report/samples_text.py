@@ -1,7 +1,7 @@
 """Answers of a step for a terminal: what was asked, what was said, what it was worth, and whether it was trained on.
 
 It turns rows of a run's samples into text. Whatever a model or a dataset wrote is made harmless: no character of it
-moves a cursor or changes a colour.
+moves a cursor or changes a color.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Rewards:
         self._parts = tuple(parts)
         self.names = tuple(part.name for part in parts)
         """Names of the parts, in the recipe's order."""
-        self.modelled = next((part.name for part in parts if isinstance(part, ModelReward)), None)
+        self.modeled = next((part.name for part in parts if isinstance(part, ModelReward)), None)
         """The name of the part that is a reward model's score, if there is one."""
         self._pool = pool
         self._weights = {part.name: part.weight for part in parts}

@@ -20,7 +20,7 @@ Grid = Sequence[Sequence[int]]
 FUNCTION = "transform"
 """What the program calls its function."""
 LARGEST, COLORS = 30, 10
-"""Cells of a side, and colours, of any grid in ARC."""
+"""Cells of a side, and colors, of any grid in ARC."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ async def grid_score(
 
 
 def is_grid(value: Any) -> bool:
-    """True for a rectangle of colours that a task of ARC could have."""
+    """True for a rectangle of colors that a task of ARC could have."""
     if not isinstance(value, list) or not 1 <= len(value) <= LARGEST or not isinstance(value[0], list):
         return False
     width = len(value[0])

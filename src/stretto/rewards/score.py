@@ -59,7 +59,7 @@ async def score(
         deadline,
     )
     sound = [each for each in trajectories if each.failure is None]
-    scores = await ask(sound) if ask and rewards.modelled else {}
+    scores = await ask(sound) if ask and rewards.modeled else {}
     judged = [_with_score(rewards, each, found, scores) for each, found in zip(trajectories, judged, strict=True)]
     together: dict[tuple[str, int], list[int]] = {}
     for place, trajectory in enumerate(trajectories):
@@ -84,7 +84,7 @@ Verdicts = Mapping[str, float | None] | str
 
 def _with_score(rewards: Rewards, trajectory: Trajectory, verdicts: Verdicts, scores: Scores) -> Verdicts:
     """The verdicts with the reward model's score."""
-    if isinstance(verdicts, str) or not (name := rewards.modelled):
+    if isinstance(verdicts, str) or not (name := rewards.modeled):
         return verdicts
     score = scores.get(trajectory_key(trajectory))
     if score is None:

@@ -21,7 +21,7 @@ from random import Random
 from types import TracebackType
 from typing import Self
 
-from stretto.checks.machine.facts import cores, neighbours_together, shown
+from stretto.checks.machine.facts import cores, neighbors_together, shown
 from stretto.checks.machine.load import seconds_idle
 from stretto.openmp import sleeps_at_once
 from stretto.placement.plan import Plan
@@ -54,7 +54,7 @@ def core_share(plan: Plan, threads: Mapping[str, int]) -> AbstractContextManager
         return nullcontext()
     if not hasattr(os, "sched_setaffinity") or seconds_idle(mine := os.sched_getaffinity(0)) is None:
         return nullcontext()
-    return CoreShare(neighbours_together(mine), move=partial(move_threads, device))
+    return CoreShare(neighbors_together(mine), move=partial(move_threads, device))
 
 
 class CoreShare:

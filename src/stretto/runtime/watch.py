@@ -176,7 +176,7 @@ class StageWatch:
                     )
             return None
 
-        def signalled(pause: float) -> bool:
+        def signaled(pause: float) -> bool:
             """Interrupt the main thread; true once the stage is left, if that is before the pause is over."""
             with changing:  # a signal that is sent before the stage is left arrives before the next one begins
                 if left.is_set():
@@ -194,11 +194,11 @@ class StageWatch:
                 why[0] = text
                 blocked.set()
                 while time.monotonic() < end:  # others may block it in their turn
-                    if signalled(LOOKS):
+                    if signaled(LOOKS):
                         return
             else:
                 for _ in range(TIMES):
-                    if signalled((self.patience - limit.spare) / TIMES):
+                    if signaled((self.patience - limit.spare) / TIMES):
                         return
             self._end(why[0])
 

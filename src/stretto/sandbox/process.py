@@ -1,7 +1,7 @@
 """One worker process as its parent sees it: start, exchange a line, kill, bury.
 
 Every request has a number, and an answer says which it answers: one that a stray writer leaves behind is not taken for
-the next. It knows nothing of queues, deadlines of calls or retries; that is `pool`. A process is only ever signalled
+the next. It knows nothing of queues, deadlines of calls or retries; that is `pool`. A process is only ever signaled
 between its start and its burial, while the kernel cannot have given its id to anybody else.
 """
 

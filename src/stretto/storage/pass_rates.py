@@ -16,9 +16,9 @@ def wilson(right: float, n: int, z: float = 1.959964) -> tuple[float, float]:
     if n == 0:
         return (0.0, 1.0)
     share = right / n
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    center = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return (0.0 if right == 0 else centre - half, 1.0 if right == n else centre + half)
+    return (0.0 if right == 0 else center - half, 1.0 if right == n else center + half)
 
 
 def interval(right: int, n: int, asked: int) -> tuple[float, float]:

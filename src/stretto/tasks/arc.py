@@ -34,7 +34,7 @@ COLUMNS = ("examples", "inputs")
 """What a template can name."""
 TEMPLATE = """\
 One rule turns each input grid into its output grid. A grid is a list of rows, and each cell is a digit from 0 to 9, \
-which stands for a colour.
+which stands for a color.
 
 {examples}
 

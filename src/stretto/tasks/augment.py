@@ -1,6 +1,6 @@
-"""The same task of ARC in other colours and seen from another side, and the way back.
+"""The same task of ARC in other colors and seen from another side, and the way back.
 
-A rule about grids stays a rule when all colours but the background's are swapped and every grid is turned or mirrored
+A rule about grids stays a rule when all colors but the background's are swapped and every grid is turned or mirrored
 alike. Which variant is which follows from the recipe's seed, the task and a number, so it is the same on every machine.
 """
 
@@ -19,7 +19,7 @@ class Augmentation:
     """One way to change every grid of a task."""
 
     colors: tuple[int, ...]
-    """What each of the ten colours becomes; 0, the background, stays."""
+    """What each of the ten colors becomes; 0, the background, stays."""
     mirrored: bool
     """True if every row is turned round first."""
     turns: int

@@ -77,7 +77,7 @@ class CriticTrainer(Trainer):
         gae: Gae | None,
         **settings: Any,
     ) -> None:
-        """What the critic minimises is the algorithm's, or PPO's with these numbers."""
+        """What the critic minimizes is the algorithm's, or PPO's with these numbers."""
         terms = algorithm.critic or value_terms(gae or Gae())
         # A trainer asks of what it trains what both have: parameters, device, type, states and what is read of them.
         super().__init__(model, replace(algorithm, terms=terms), optimizer, **settings)  # type: ignore[arg-type]

@@ -136,7 +136,7 @@ def _threads(count: int) -> ThreadPoolExecutor:
 @lru_cache(maxsize=64)
 def odd(first: int, count: int, device: torch.device) -> Tensor:
     """So many odd numbers, the same everywhere; those of rows are others than those of columns."""
-    # 2^64 over the golden ratio, and then another mixer, so that neighbours have nothing in common.
+    # 2^64 over the golden ratio, and then another mixer, so that neighbors have nothing in common.
     mixed = torch.arange(first + 1, first + count + 1, device=device) * -7046029254386353131
     mixed = (mixed ^ (mixed >> 29)) * -4658895280553007687
     return mixed | 1

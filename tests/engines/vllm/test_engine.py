@@ -322,7 +322,7 @@ def test_a_slot_may_be_larger_than_its_adapter_and_is_empty_there():
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_ranks_hold_a_tensor_together_each_all_of_it_or_its_part_with_neighbours_that_have_the_same(side):
+def test_ranks_hold_a_tensor_together_each_all_of_it_or_its_part_with_neighbors_that_have_the_same(side):
     whole = torch.arange(12.0).view(3, 4) if side else torch.arange(12.0).view(4, 3)
     left, right = whole.chunk(2, side)
     assert equal([whole, whole], whole) and equal([left, right], whole) and equal([left, left, right, right], whole)

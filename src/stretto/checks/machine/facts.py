@@ -59,7 +59,7 @@ def shown() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def neighbours_together(numbers: Collection[int], folder: Path = CPUS) -> list[int]:
+def neighbors_together(numbers: Collection[int], folder: Path = CPUS) -> list[int]:
     """Numbers of cores, in an order in which the hardware threads of one physical core follow each other."""
 
     def first_of_its_core(number: int) -> int:

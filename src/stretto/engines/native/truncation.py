@@ -1,7 +1,7 @@
 """Top-p and top-k: drawing from a few tokens, and saying from which.
 
-The distribution that is left is normalised anew, and log-probabilities are of that. Whoever trains on the answer has to
-normalise over the very same ids: computed again from logits that differ by rounding, another token may be among them.
+The distribution that is left is normalized anew, and log-probabilities are of that. Whoever trains on the answer has to
+normalize over the very same ids: computed again from logits that differ by rounding, another token may be among them.
 So the ids travel with the sample. Noise is keyed as ever: a function of (request key, position, token id).
 
 B sequences, V vocabulary, K most tokens kept.

@@ -106,7 +106,7 @@ def differing(sent: Mapping[str, Tensor], ranks: Sequence[Mapping[str, Tensor]])
 
 def equal(held: Sequence[Tensor | None], tensor: Tensor) -> bool:
     """Whether what an engine's ranks hold is the policy's tensor: each of them all of it, or its part along one side.
-    Where there are fewer parts than ranks, neighbours have the same: heads of keys and values."""
+    Where there are fewer parts than ranks, neighbors have the same: heads of keys and values."""
     parts = _parts(held, tensor)
     return parts is not None and all(_same(mine, part) for mine, part in zip(held, parts, strict=True))
 

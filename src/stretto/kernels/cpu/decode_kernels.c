@@ -41,7 +41,7 @@ static inline lanes paired(lanes sums, const number *one, const number *other) {
 }
 #endif
 
-/* One step of adding up the numbers of two vectors: neighbours of so many numbers are added, and take turns. */
+/* One step of adding up the numbers of two vectors: neighbors at this distance are added, and take turns. */
 #define EIGHTS(one, other)                                                                       \
     (HALVES(one, other, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +                \
      HALVES(one, other, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))

@@ -1,4 +1,4 @@
-"""The recipe as types: every key, its default and a sentence on what it does. No behaviour, no torch.
+"""The recipe as types: every key, its default and a sentence on what it does. No behavior, no torch.
 
 A key that only another section gives meaning to (`roles.critic` without an algorithm that reads it) is legal here;
 `checks.recipe` refuses what has no effect and what contradicts. `docs/reference/recipe.md` is generated from these

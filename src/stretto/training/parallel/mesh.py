@@ -1,7 +1,7 @@
 """The processes of one training cell as a grid: which of them compute the same rows, and which share parameters.
 
-Neighbours share matrices, because they are closest to each other; processes with other rows come after them. Experts
-are spread over neighbours, and beyond them over processes with other rows. Everything is sharded over processes with
+Neighbors share matrices, because they are closest to each other; processes with other rows come after them. Experts
+are spread over neighbors, and beyond them over processes with other rows. Everything is sharded over processes with
 other rows that hold the same part of it.
 """
 
