@@ -11,7 +11,7 @@ from stretto.api.recipes import PROBES
 from stretto.checks.recipe import check
 from stretto.recipe import yaml_io
 from stretto.recipe.load import load_recipe, parse_recipe
-from stretto.recipe.resolve import dump, resolve
+from stretto.recipe.resolve import default_rate, dump, resolve
 
 VARIANTS = [
     {},
@@ -110,17 +110,44 @@ def test_where_a_teacher_says_all_nobody_judges_unless_the_recipe_wants_it():
     ("model", "given", "rate"),
     [
         ({"adapter": None}, {}, 2e-6),
-        ({}, {}, 2.9e-6),
-        ({}, {"lr": "auto"}, 2.9e-6),
+        ({}, {}, 7.8e-6),
+        ({}, {"lr": "auto"}, 7.8e-6),
         ({"adapter": None}, {"lr": 2e-4}, 2e-4),
         ({"name": "scratch", "adapter": None, "scratch": {"width": 80}}, {}, 1e-4),
     ],
 )
-def test_resolve_divides_an_open_rate_by_the_hidden_size(model, given, rate):
+def test_resolve_makes_an_open_rate_fall_with_the_hidden_size(model, given, rate):
     found = resolve(parse_recipe({"model": model, "optimizer": given}), lambda section: section.width or 4096)
     assert found.optimizer.lr == rate
     assert found.optimizer.warmup == (0 if given == {"lr": 2e-4} else 5)
     assert resolve(found) == found
+
+
+@pytest.mark.parametrize(
+    ("width", "lora", "from_rows", "rate"),
+    [
+        (576, True, False, 2.1e-5),  # 5e-4 / 24
+        (4096, True, False, 7.8e-6),  # 5e-4 / 64
+        (576, True, True, 1.7e-4),  # 4e-3 / 24
+        (4096, True, True, 6.3e-5),  # 4e-3 / 64
+        (576, False, False, 1.4e-5),  # 0.008 / 576
+        (4096, False, True, 2e-6),  # 0.008 / 4096
+    ],
+)
+def test_default_rate_falls_with_the_root_of_the_hidden_size_for_lora(width, lora, from_rows, rate):
+    assert default_rate(width, lora=lora, from_rows=from_rows) == rate
+
+
+def test_resolve_gives_lora_that_learns_from_rows_a_higher_rate():
+    def rates(recipe):
+        found = resolve(parse_recipe(recipe), lambda section: 4096)
+        critic = found.roles.critic
+        return found.optimizer.lr, critic and critic.optimizer.lr
+
+    critic = {"name": "org/critic", "optimizer": {}}
+    assert rates({"algorithm": {"name": "sft"}}) == (6.3e-5, None)
+    assert rates({"algorithm": {"name": "ppo"}, "roles": {"critic": {**critic, "adapter": {}}}}) == (7.8e-6, 6.3e-5)
+    assert rates({"algorithm": {"name": "ppo"}, "roles": {"critic": critic}}) == (7.8e-6, 2e-6)
 
 
 def test_resolve_leaves_an_open_rate_where_the_hidden_size_is_not_known():

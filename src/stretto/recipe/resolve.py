@@ -6,6 +6,7 @@ Resolving twice changes nothing, and what `dump` writes loads back equal.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -33,9 +34,8 @@ from stretto.recipe.schema import (
     Vstar,
 )
 
-PULLED, FULL, SHOWN = 0.012, 0.008, 0.1
-"""Learning rate times hidden size, where `lr` is `auto`: of LoRA under a policy gradient, of all weights,
-and of LoRA that is shown what to say (rows, or the returns of a critic)."""
+FULL, LORA, LORA_FROM_ROWS = 0.008, 5e-4, 4e-3
+"""Numerators of `default_rate`: all weights, LoRA in RL, and LoRA that learns from rows or returns."""
 
 WARM_UP = 5
 """Updates of warm-up before a rate that was not stated. The first updates of Adam are as large as the rate, however few
@@ -62,14 +62,14 @@ def resolve(recipe: Recipe, width: Width = attrgetter("width")) -> Recipe:
         recipe = recipe.model_copy(update={"engine": engine})
     if facts := find_facts(algorithm.name):
         algorithm = algorithm.model_copy(update=open_numbers(algorithm, facts, longest=recipe.engine.max_new_tokens))
-    shown = facts is not None and facts.rows != "prompts"
-    scale = FULL if model.adapter is None else SHOWN if shown else PULLED
-    optimizer = _with_rate(recipe.optimizer, scale, width(model), recipe.planned_updates())
+    lora, rows = model.adapter is not None, facts is not None and facts.rows != "prompts"
+    updates = recipe.planned_updates()
+    optimizer = _with_rate(recipe.optimizer, width(model), updates, lora=lora, from_rows=rows)
     roles, critic = recipe.roles, recipe.roles.critic
     if critic is not None and critic.optimizer is not None:
         begins_as = model if critic.name in (None, "scratch") and critic.shape is None else critic
-        scale = FULL if critic.adapter is None else SHOWN
-        rate = _with_rate(critic.optimizer, scale, width(begins_as), recipe.planned_updates(critic=True))
+        lora, updates = critic.adapter is not None, recipe.planned_updates(critic=True)
+        rate = _with_rate(critic.optimizer, width(begins_as), updates, lora=lora, from_rows=True)
         roles = roles.model_copy(update={"critic": critic.model_copy(update={"optimizer": rate})})
     if recipe.task.holdout.prompts == 0 and not evaluation_was_asked(recipe):
         recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"every": 0})})
@@ -100,11 +100,21 @@ def resolve(recipe: Recipe, width: Width = attrgetter("width")) -> Recipe:
 Updating = TypeVar("Updating", bound=UpdateSection)
 
 
-def _with_rate(section: Updating, scale: float, width: int | None, updates: int) -> Updating:
-    """Return the optimizer with the number that `auto` means, to two digits, and with the warm-up that goes with it."""
+def default_rate(width: int, *, lora: bool, from_rows: bool) -> float:
+    """Return the learning rate that `auto` stands for at a hidden size, to two digits.
+
+    Full fine-tuning: 0.008 / hidden size. LoRA: 5e-4 / sqrt(hidden size). `from_rows` is true in SFT, of reward models
+    and of critics, whose gradients have less noise than a policy gradient: their LoRA takes 4e-3 / sqrt(hidden size).
+    """
+    rate = (LORA_FROM_ROWS if from_rows else LORA) / math.sqrt(width) if lora else FULL / width
+    return float(f"{rate:.1e}")
+
+
+def _with_rate(section: Updating, width: int | None, updates: int, *, lora: bool, from_rows: bool) -> Updating:
+    """Return the optimizer with the number that `auto` means, and with the warm-up that goes with it."""
     if section.lr != "auto":
         return section
-    found: dict[str, Any] = {} if width is None else {"lr": float(f"{scale / width:.1e}")}
+    found: dict[str, Any] = {} if width is None else {"lr": default_rate(width, lora=lora, from_rows=from_rows)}
     if "warmup" not in section.model_fields_set:
         found["warmup"] = min(WARM_UP, max(0, updates - 1))
     return section.model_copy(update=found)
