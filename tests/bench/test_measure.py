@@ -7,6 +7,7 @@ import pytest
 
 from stretto.bench.calibration_steps import CalibrationWorker, prompt_of, trial_recipe
 from stretto.bench.measure import PROBES, own, recipes, runnable, taken
+from stretto.bench.ours import RATE
 from stretto.environments.render import Renderer
 from stretto.errors import RecipeError
 from stretto.models.scratch import character_tokenizer
@@ -53,6 +54,12 @@ def test_a_scratch_model_of_a_trial_has_room_for_every_workload(tmp_path):
         assert trial_recipe(RECIPE, ask.setting.workload).model.scratch.context >= longest
     large = RECIPE.model_copy(update={"model": ModelSection(name="scratch", scratch=Scratch(context=4096))})
     assert trial_recipe(large, ask.setting.workload).model.scratch.context == 4096
+
+
+def test_a_trial_states_a_rate_where_the_hidden_size_is_not_known(tmp_path):
+    hub = RECIPE.model_copy(update={"model": ModelSection(name="org/name")})
+    assert hub.optimizer.lr == "auto"
+    assert trial_recipe(hub, setting_of(tmp_path=tmp_path).workload).optimizer.peak == RATE
 
 
 @pytest.mark.parametrize("change", [{"updates": 4}, {"staleness": 1}])

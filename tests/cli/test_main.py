@@ -55,6 +55,21 @@ def test_check_prints_the_recipe_the_objective_and_the_batch(recipe, tmp_path, c
     assert main(["check", "printed.yaml"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["batch.prompts=16"], "40 prompts to train on, 10 held out one epoch is 3 steps, the run has 9"),  # 2.5 steps
+        (
+            ["algorithm.name=sft", "batch.samples=1", "batch.prompts=40"],
+            "40 demonstrations to train on, 10 held out one epoch is 1 step, the run has 9",
+        ),
+    ],
+)
+def test_check_counts_prompts_and_the_steps_of_an_epoch(recipe, capsys, changes, sentence):
+    assert main(["check", recipe, *changes, "run.steps=9"]) == 0
+    assert sentence in " ".join(capsys.readouterr().out.split())
+
+
 def test_json_has_null_where_a_number_is_none(capsys):
     render.document({"accuracy": float("nan"), "interval": (0.5, float("inf"))})
     assert json.loads(capsys.readouterr().out) == {"accuracy": None, "interval": [0.5, None]}
