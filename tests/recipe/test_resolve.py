@@ -109,11 +109,11 @@ def test_where_a_teacher_says_all_nobody_judges_unless_the_recipe_wants_it():
 @pytest.mark.parametrize(
     ("model", "given", "rate"),
     [
-        ({"adapter": None}, {}, 2e-6),
+        ({"adapter": None}, {}, 9.8e-7),
         ({}, {}, 7.8e-6),
         ({}, {"lr": "auto"}, 7.8e-6),
         ({"adapter": None}, {"lr": 2e-4}, 2e-4),
-        ({"name": "scratch", "adapter": None, "scratch": {"width": 80}}, {}, 1e-4),
+        ({"name": "scratch", "adapter": None, "scratch": {"width": 80}}, {}, 5e-5),
     ],
 )
 def test_resolve_makes_an_open_rate_fall_with_the_hidden_size(model, given, rate):
@@ -130,11 +130,12 @@ def test_resolve_makes_an_open_rate_fall_with_the_hidden_size(model, given, rate
         (4096, True, False, 7.8e-6),  # 5e-4 / 64
         (576, True, True, 1.7e-4),  # 4e-3 / 24
         (4096, True, True, 6.3e-5),  # 4e-3 / 64
-        (576, False, False, 1.4e-5),  # 0.008 / 576
+        (576, False, False, 6.9e-6),  # 0.004 / 576
+        (4096, False, False, 9.8e-7),  # 0.004 / 4096
         (4096, False, True, 2e-6),  # 0.008 / 4096
     ],
 )
-def test_default_rate_falls_with_the_root_of_the_hidden_size_for_lora(width, lora, from_rows, rate):
+def test_default_rate_falls_with_the_hidden_size_or_its_root_for_lora(width, lora, from_rows, rate):
     assert default_rate(width, lora=lora, from_rows=from_rows) == rate
 
 

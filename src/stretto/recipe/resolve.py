@@ -34,8 +34,11 @@ from stretto.recipe.schema import (
     Vstar,
 )
 
-FULL, LORA, LORA_FROM_ROWS = 0.008, 5e-4, 4e-3
-"""Numerators of `default_rate`: all weights, LoRA in RL, and LoRA that learns from rows or returns."""
+FULL, LORA = 0.004, 5e-4
+"""Numerators of `default_rate` under a policy gradient: all weights, LoRA."""
+
+FULL_FROM_ROWS, LORA_FROM_ROWS = 0.008, 4e-3
+"""The same in SFT, of reward models and of critics, whose gradients have less noise."""
 
 WARM_UP = 5
 """Updates of warm-up before a rate that was not stated. The first updates of Adam are as large as the rate, however few
@@ -103,11 +106,11 @@ Updating = TypeVar("Updating", bound=UpdateSection)
 def default_rate(width: int, *, lora: bool, from_rows: bool) -> float:
     """Return the learning rate that `auto` stands for at a hidden size, to two digits.
 
-    Full fine-tuning: 0.008 / hidden size. LoRA: 5e-4 / sqrt(hidden size). `from_rows` is true in SFT, of reward models
-    and of critics, whose gradients have less noise than a policy gradient: their LoRA takes 4e-3 / sqrt(hidden size).
+    Full fine-tuning: a constant / hidden size. LoRA: a constant / sqrt(hidden size). `from_rows` is true in SFT, of
+    reward models and of critics.
     """
-    rate = (LORA_FROM_ROWS if from_rows else LORA) / math.sqrt(width) if lora else FULL / width
-    return float(f"{rate:.1e}")
+    full, root = (FULL_FROM_ROWS, LORA_FROM_ROWS) if from_rows else (FULL, LORA)
+    return float(f"{root / math.sqrt(width) if lora else full / width:.1e}")
 
 
 def _with_rate(section: Updating, width: int | None, updates: int, *, lora: bool, from_rows: bool) -> Updating:

@@ -65,8 +65,8 @@ class UpdateSection(Section):
     """AdamW variant. State next to a bf16 weight and its gradient: adamw 12 bytes per parameter, adamw16bit 6,
     adamw8bit 4 (moments rounded stochastically)."""
     lr: Literal["auto"] | NotNegative = "auto"
-    """Peak learning rate. `auto`: 5e-4 / sqrt(hidden size) for LoRA, 4e-3 / sqrt(hidden size) for LoRA in SFT,
-    reward models and critics, 0.008 / hidden size for full fine-tuning."""
+    """Peak learning rate. `auto`: 5e-4 / sqrt(hidden size) for LoRA, 0.004 / hidden size for full fine-tuning. In SFT,
+    reward models and critics: 4e-3 / sqrt(hidden size) for LoRA, 0.008 / hidden size for full fine-tuning."""
     betas: tuple[Share, Share] = (0.9, 0.95)
     """Decay rates of the first and second moment."""
     weight_decay: NotNegative = 0.0
