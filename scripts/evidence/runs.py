@@ -27,6 +27,11 @@ def metrics(run: Path) -> list[dict]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+def events(run: Path) -> list[dict]:
+    """The lines of a run's events.jsonl."""
+    return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+
+
 TIMES = ("seconds/", "idle", "memory/", "micro_batches", "decode/")
 """How metrics begin that say how long something took or how it was dealt out: two equal runs differ in them."""
 
