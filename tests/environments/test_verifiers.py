@@ -223,7 +223,7 @@ def test_two_turn_episodes_are_trained_on_for_three_steps(tmp_path):
     (tmp_path / "again.py").write_text((HERE / "again.py").read_text())
     (tmp_path / "again.yaml").write_text(json.dumps(recipe))
     assert main(["train", str(tmp_path / "again.yaml")]) == 0
-    rows = [row for path in sorted((tmp_path / "run" / "samples").iterdir()) for row in lines(path)]
+    rows = [row for path in sorted((tmp_path / "run" / "samples").glob("step-*")) for row in lines(path)]
     assert len(rows) == 3 * 32 and all(row["failure"] is None and row["used"] for row in rows)
     for talk in (talk for row in rows for talk in row["conversations"]):
         assert len(talk["tokens"]) == len(talk["trained"]) == len(talk["logprobs"])
