@@ -136,7 +136,7 @@ def test_a_run_that_its_own_time_ends_is_noted_and_the_next_begins(tmp_path):
 
 def test_without_commas_there_is_nothing_to_sweep(tmp_path, capsys):
     assert main(["sweep", str(written(tmp_path)), "seed=3"]) == 2
-    assert "no values to try" in capsys.readouterr().err
+    assert "no key has several values" in capsys.readouterr().err
 
 
 def test_runs_at_once_share_the_cores_or_the_gpus(monkeypatch):

@@ -3,6 +3,7 @@
 import ast
 import io
 import json
+import re
 import shutil
 import struct
 from pathlib import Path
@@ -23,6 +24,7 @@ from stretto.models.load import load
 from stretto.models.scalar_head import load_scorer
 from stretto.models.scratch import character_tokenizer, fresh_network
 from stretto.models.source import locate
+from stretto.recipe.load import load_recipe
 from stretto.recipe.schema import Scratch
 
 SOURCE = Path(__file__).parents[2] / "src" / "stretto"
@@ -268,12 +270,13 @@ def test_a_chat_template_that_writes_too_much_is_told(folder):
 
 
 @pytest.mark.parametrize("cut", [0, 8, 40, -7])
-def test_weights_that_are_torn_are_told_when_they_are_loaded(folder, cut):
+def test_truncated_weights_are_refused_by_check_and_when_they_are_loaded(folder, cut):
     path = folder / "model" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:cut])
-    recipe, _ = examine(folder / "r.yaml", root=folder, probes=PROBES)
-    with pytest.raises(RecipeError, match=r"model\.name: model could not be loaded"):
-        load(recipe.model, locate("model", folder), seed=0, device=torch.device("cpu"))
+    words = r"model: model\.safetensors (is truncated|has no valid safetensors header)"
+    assert re.search(words, refused(folder))
+    with pytest.raises(RecipeError, match=words):
+        load(load_recipe(folder / "r.yaml").model, locate("model", folder), seed=0, device=torch.device("cpu"))
 
 
 # GGUF files --------------------------------------------------------------------------------------------------------
