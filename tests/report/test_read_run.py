@@ -99,7 +99,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name, command, capsys):
     folder = write_run(tmp_path / "one")
     (folder / name).unlink(missing_ok=True)
     (folder / name).mkdir()  # refused to everyone, root included
-    arguments = {"report": [], "compare": [str(folder)], "samples": ["--step", "2"]}[command]
+    arguments = {"report": [], "compare": [str(write_run(tmp_path / "two"))], "samples": ["--step", "2"]}[command]
     code, told = main([command, str(folder), *arguments]), capsys.readouterr()
     assert "bug" not in told.err and "make room" not in told.err and code in (0, 1)
     if code:

@@ -142,7 +142,7 @@ def test_a_command_whose_output_does_not_fit_says_so(tiny, monkeypatch, capsys, 
     error = capsys.readouterr().err
     assert error.splitlines() == [
         "standard output: cannot be written (No space left on device)",
-        "    fix: make room there, or send it elsewhere",
+        "    fix: free space there, or redirect the output",
     ]
 
 
