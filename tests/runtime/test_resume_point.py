@@ -125,8 +125,9 @@ def test_checkpoints_that_are_away_are_missed(tmp_path, away, events):
 @pytest.mark.parametrize("where", ["folder", "manifest"])
 def test_an_error_that_may_pass_is_no_damage(tmp_path, monkeypatch, number, where):
     store = folder_with(tmp_path, 2, 4, done=4)
-    name, place = ("iterdir", store.folder) if where == "folder" else ("read_text", manifest_of(store, 4))
-    usual = getattr(Path, name)
+    folder = where == "folder"
+    owner, name, place = (Path, "iterdir", store.folder) if folder else (os, "open", manifest_of(store, 4))
+    usual = getattr(owner, name)
 
     def fails(path, *rest, **more):
         if path == place:
@@ -134,7 +135,7 @@ def test_an_error_that_may_pass_is_no_damage(tmp_path, monkeypatch, number, wher
         return usual(path, *rest, **more)
 
     with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="cannot be read") as caught:
-        patch.setattr(Path, name, fails)
+        patch.setattr(owner, name, fails)
         standing(store, every=2)
     assert not caught.value.damaged
     assert standing(store, every=2).latest == store.folder / "step-000004"
