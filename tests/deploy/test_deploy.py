@@ -272,7 +272,11 @@ def test_what_the_output_says_of_a_chain(tmp_path, monkeypatch, capsys, online):
     (tmp_path / "runs" / "tiny-sft").mkdir(parents=True)
     assert main(["deploy", "docker", "recipes/tiny-sft.yaml", "--cluster", "1xH100"]) == 0
     told = capsys.readouterr().out
-    assert "not available for supervised training yet" in told and "train.sh calls stretto sft" in told and "runs/tiny-sft" in told
+    assert (
+        "not available for supervised training yet" in told
+        and "train.sh calls stretto sft" in told
+        and "runs/tiny-sft" in told
+    )
     assert main(["deploy", "docker", "recipes/tiny-astar-po.yaml", "--cluster", "1xH100"]) == 0
     assert "makes the table of V* first (runs/tiny-astar-po.vstar.jsonl)" in capsys.readouterr().out
 
