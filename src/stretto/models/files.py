@@ -91,7 +91,9 @@ def _header_fault(path: Path) -> str | None:
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length)) if 0 < length <= size - 8 else None
+            if not 0 < length <= size - 8:
+                return "has no valid safetensors header"
+            header = json.loads(file.read(length))
         tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
         end = 8 + length + max((tensor["data_offsets"][1] for tensor in tensors), default=0)
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
