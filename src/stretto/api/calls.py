@@ -141,7 +141,7 @@ def evaluate(
     on: str | os.PathLike[str] | None = None,
     note: Note | None = None,
 ) -> Evaluation:
-    """How well the held-out prompts are answered: by a run's newest checkpoint or a recipe's model before training.
+    """Evaluate a run's newest checkpoint, or a recipe's model before training, on held-out prompts.
 
     `on` is a file of JSON lines; then every row of it is asked instead, as the recipe's task words it.
     """
@@ -298,7 +298,7 @@ def _served(functions: UserFunctions) -> Iterator[UserFunctions]:
 def _recipe_of(
     place: Path, changes: Changes, callbacks_strict: bool | None = None, **given: Any
 ) -> tuple[Recipe, Recipe, Path, UserFunctions, Changes]:
-    """A run's recipe as it is and with what was given, its root, the functions, and all that was changed in it."""
+    """Return a run's stored recipe, the recipe with changes, its root, the functions, and the changed keys."""
     before, root = load_run_recipe(place)
     functions, own = collect(**given, root=root)
     own |= {} if callbacks_strict is None else {"run.callbacks_strict": callbacks_strict}

@@ -78,7 +78,7 @@ def _named(recipe: Recipe, root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _places(value: str, root: Path) -> tuple[Path, Path]:
-    """Where a path is looked for: beside the recipe, then in the working directory."""
+    """Return the places of a path: next to the recipe, then in the working directory."""
     path = Path(value).expanduser()
     return root / path, Path.cwd() / path
 

@@ -91,8 +91,8 @@ def not_at_hand(recipe: Recipe, root: Path) -> list[str]:
 
 
 def data_words(recipe: Recipe, root: Path, *, deep: bool) -> str:
-    """How many prompts train and are held out. Rows that only a download, another process or code of the user's would
-    give are counted if `deep`."""
+    """Return the numbers of training and held-out prompts as text. Rows from a download, another process or user code
+    are counted if `deep`."""
     from stretto.tasks.source import load_prompts, split_task
 
     source = recipe.task.source

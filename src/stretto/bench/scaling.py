@@ -148,7 +148,7 @@ BEYOND = 1.05
 
 
 def doubts_of(rows: Sequence[Row], busy: Mapping[str, float]) -> Iterator[str]:
-    """Why speed-ups and efficiencies of these rows are not to be trusted; `busy` is by the names of sizes."""
+    """Yield reasons to distrust the speed-ups of these rows; `busy` maps sizes to cores that other programs used."""
     kept = {name: told for name, cores in busy.items() if (told := machine.busy_words(cores))}
     for name, told in kept.items():
         yield f"{name}: {told}; do not trust its speed-up and efficiency"

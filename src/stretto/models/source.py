@@ -152,7 +152,7 @@ def facts(files: ModelFiles) -> ModelFacts | None:
 
 
 def width_of(section: ModelSection | RoleModel, root: Path) -> int | None:
-    """Return the hidden size of a model, from its recipe or its files; `None` where neither says it yet."""
+    """Return the hidden size of a model, from its recipe or its files; `None` if neither states it."""
     if section.width is not None or section.name in (None, "scratch"):
         return section.width
     try:

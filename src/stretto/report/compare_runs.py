@@ -155,7 +155,7 @@ def compare(runs: Sequence[RunRecord]) -> RunComparison:
 def pair_verdict(
     names: tuple[str, str], runs: tuple[RunRecord, RunRecord], found: tuple[RunSummary, RunSummary]
 ) -> tuple[Difference, str]:
-    """How far the accuracy of the second run is above that of the first, and a sentence on it."""
+    """Return the accuracy difference of the second run to the first, and a sentence about it."""
     (one, other), same = names, same_prompts(*runs)
     difference = accuracy_difference(*found, same_prompts=same)
     if why := measured_apart(*runs):
@@ -195,8 +195,7 @@ def same_prompts(one: RunRecord, other: RunRecord) -> bool:
 
 
 def measured_apart(one: RunRecord, other: RunRecord) -> str:
-    """Why the accuracies of two runs do not measure the same, in words; empty if they do: other rewards make other
-    answers right, and other data hold other prompts out."""
+    """Return the reason why two accuracies are not comparable (other rewards or other data), or an empty string."""
     mine, theirs = (dict(flat({"rewards": scoring(run)})) for run in (one, other))
     if keys := _differing(mine, theirs):
         return f"their rewards differ ({', '.join(keys)})"
@@ -206,8 +205,8 @@ def measured_apart(one: RunRecord, other: RunRecord) -> str:
 
 
 def scoring(run: RunRecord) -> dict[str, Any]:
-    """What of a run's recipe decides that an answer is right: the parts of the reward that judge, whatever they are
-    called and weigh; the environment where it gives the signal; the reward model where nothing else scores."""
+    """Return the recipe keys that decide whether an answer is correct: reward parts without names and weights, the
+    environment if it gives the signal, and the reward model if nothing else scores."""
     parts = [dict(part) for part in run.setting("rewards") or () if isinstance(part, Mapping)]
     counted = [part for part in parts if _judges(part) and (part.get("weight", 1.0) or 0) > 0]
     found: dict[str, Any] = {}

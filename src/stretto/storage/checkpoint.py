@@ -252,7 +252,7 @@ class Checkpoints:
             self.disk.remove(path)
 
     def _retain(self, step: int) -> None:
-        """Keeps the last ones up to `step`, the best of them, and for now those that somebody reads."""
+        """Keep the newest checkpoints up to `step`, the best, and each one that a reader holds a lease on."""
         folders = self._folders()
         current = [item for item in folders if item[0] <= step]
         kept = {path for _, path in current[-self._keep :]} | {self._best_of(current)}
