@@ -196,9 +196,10 @@ def test_resolve_fits_a_default_to_what_was_written(recipe, read, value):
         ({}, 5, 1),
         ({}, 1, 0),
         ({"evaluate": {"prompts": 300}}, 2000, 300),
-        ({"evaluate": {"prompts": 300, "every": 0}}, 2000, 100),
+        ({"evaluate": {"prompts": 60}}, 400, 60),
+        ({"evaluate": {"prompts": 300, "every": 0}}, 2000, 300),
         ({"task": {"holdout": {"prompts": 40}}}, 50, 40),
     ],
 )
 def test_recipe_holds_out_at_most_a_tenth_unless_told(recipe, prompts, held):
-    assert parse_recipe(recipe).held_out(prompts) == held
+    assert resolve(parse_recipe(recipe)).held_out(prompts) == held

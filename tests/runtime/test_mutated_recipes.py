@@ -35,7 +35,7 @@ def small(recipe):
     if scratch is None:
         return False
     size = recipe.batch.prompts * recipe.batch.samples * recipe.engine.max_new_tokens + scratch.width * scratch.layers
-    return max(size, recipe.evaluate.pass_k * recipe.evaluate.prompts) <= LARGEST
+    return max(size, recipe.evaluate.pass_k * recipe.evaluate.limit) <= LARGEST
 
 
 def script(request):

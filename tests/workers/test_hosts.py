@@ -96,7 +96,7 @@ class Hosts:
             env={**self.environment, **environment},
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=240,
             check=False,
         )
         return done.returncode, done.stdout + done.stderr

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from stretto.algorithms.catalog import AlgorithmFacts, find_facts, learns_from_rows
 from stretto.recipe import yaml_io as document
@@ -90,7 +90,7 @@ def resolve(recipe: Recipe, width: Width = attrgetter("width")) -> Recipe:
         update={
             "model": model,
             "roles": roles,
-            "task": _possible_task(recipe.task),
+            "task": _possible_task(recipe.task, held_out=recipe.evaluate.prompts),
             "algorithm": algorithm,
             "batch": _possible_lengths(recipe.batch, recipe.engine.max_new_tokens),
             "optimizer": optimizer,
@@ -143,8 +143,13 @@ def _without_verdicts(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update=found)
 
 
-def _possible_task(task: TaskSection) -> TaskSection:
-    """Return the task with counts of its source that are left open, as large as they can be."""
+def _possible_task(task: TaskSection, *, held_out: Literal["auto"] | int) -> TaskSection:
+    """Return the task with the largest possible counts where they are unset.
+
+    It holds out as many prompts as an evaluation needs; a later evaluation with other settings keeps the split.
+    """
+    if task.holdout.prompts == "auto" and held_out != "auto":
+        task = task.model_copy(update={"holdout": task.holdout.model_copy(update={"prompts": held_out})})
     source = task.source
     if isinstance(source, StringsSource):
         return task.model_copy(update={"source": source.model_copy(update={"count": source.wanted})})

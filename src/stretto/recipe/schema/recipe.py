@@ -66,8 +66,7 @@ class Recipe(Section):
 
     def held_out(self, prompts: int) -> int:
         """Return the number of held-out prompts of a source with this many."""
-        asked = self.evaluate.prompts if self.evaluate.every else "auto"
-        return self.task.holdout.number(prompts, least=1 if asked == "auto" else asked)
+        return self.task.holdout.number(prompts)
 
     @property
     def critic_shares_base(self) -> bool:

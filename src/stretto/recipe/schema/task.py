@@ -17,16 +17,16 @@ class Holdout(Section):
     """Prompts reserved for evaluation, selected by id."""
 
     prompts: Literal["auto"] | Natural = "auto"
-    """Number of held-out prompts, never used for training. `auto`: 100, but at most a tenth of the prompts, and at
-    least `evaluate.prompts`."""
+    """Number of held-out prompts, never used for training. `auto`: `evaluate.prompts` if set, else 100, but at most a
+    tenth of the prompts."""
     seed: int = 0
     """Seed of the selection, independent of the run's seed, so that runs compare on equal prompts."""
 
-    def number(self, count: int, *, least: int = 1) -> int:
-        """Return the number of held-out prompts among `count`; for `auto` at least `least`."""
+    def number(self, count: int) -> int:
+        """Return the number of held-out prompts among `count`."""
         if self.prompts != "auto":
             return self.prompts
-        return max(least if least > 1 else min(1, count - 1), min(HELD_OUT, count // 10))
+        return max(min(1, count - 1), min(HELD_OUT, count // 10))
 
 
 class Example(Section):
