@@ -77,3 +77,9 @@ def billion(tmp_path):
     with open(tmp_path / "model.safetensors", "wb") as file:
         file.truncate(2 * 10**9)
     return str(tmp_path)
+
+
+def pytest_runtest_logreport(report):
+    """Name a failed test at once: a run that is cut off prints no summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nFAILED {report.nodeid}", flush=True)

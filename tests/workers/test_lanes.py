@@ -31,9 +31,7 @@ APART = [cell("generate", 0, 1, **LANE), cell("train", 2)]
 SLICED = [cell("generate", 0, 1, **LANE), cell("train", 2, 3)]
 SAME = [cell("generate", 0, 1, **LANE), cell("train", 0, 1)]
 SHARED = [cell("generate", 0, 1, **LANE), cell("train", 0, 1, **LANE)]
-TWO = [cell("generate", 0, 1, **LANE), cell("train", 0), cell("train", 1)]
 BESIDE = [cell("generate", 0, 1, **LANE), cell("generate", 2), cell("train", 2)]
-THREE = [*TWO, cell("train", 2)]
 PAIRS = [cell("generate", 0, 1, **LANE), cell("train", 2), cell("train", 3)]
 TEAMS = [cell("generate", 0, 1, mesh={"ep": 2}), cell("train", 2)]
 
@@ -80,20 +78,14 @@ async def in_lanes(recipe, folder, cells, hurt=None):
         (SLICED, None, {}),
         (SAME, None, {"model__adapter": LORA, "model__quantize": "int8"}),
         (SHARED, None, {}),
-        (TWO, None, {}),
-        (APART, dies("localhost/cpu:1", "generate"), {}),
         (BESIDE, dies("localhost/cpu:0", "generate"), {"model__adapter": LORA}),
-        (THREE, die_together("localhost/cpu:0", "localhost/cpu:1"), {}),
         (PAIRS, die_together("localhost/cpu:1", "localhost/cpu:2"), {}),
     ],
     ids=[
         "two train slices",
         "the same two train slices of an adapter on eight bits",
         "the same two share matrices at both",
-        "the same two train, each all of it",
-        "one trains, and a follower dies",
         "the first dies, beside a lane of one",
-        "both die at once, who train as well",
         "one dies together with one that trains",
     ],
 )

@@ -373,7 +373,7 @@ def test_a_recipe_may_say_what_sleeps_and_its_run_may_be_resumed(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("call", ["generate", "accumulate"])
+@pytest.mark.parametrize("call", ["accumulate"])
 def test_a_process_that_dies_while_something_sleeps_is_replaced(call, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # where workers look for `sleepy`
     recipe = recipe_in(tmp_path, model__dtype="float64", **STAGES)

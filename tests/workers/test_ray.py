@@ -48,7 +48,7 @@ class Deadly(RayLauncher):
 
 @pytest.mark.parametrize(
     "calls",
-    [("generate", "score"), ("accumulate",), ("loss_counters", "reduce"), ("apply", "engine_weights")],
+    [("generate", "score"), ("loss_counters", "reduce"), ("apply", "engine_weights")],
     ids=" then ".join,
 )
 def test_a_worker_that_is_killed_is_made_again_and_the_steps_have_the_same_result(calls, recipe):
@@ -61,7 +61,7 @@ def test_a_worker_that_is_killed_is_made_again_and_the_steps_have_the_same_resul
     assert marked(launcher.reaper.mark) == []
 
 
-@pytest.mark.parametrize("dead", [slice(0, 2), slice(1, 3)], ids=["the first two", "the last two"])
+@pytest.mark.parametrize("dead", [slice(0, 2)], ids=["the first two"])
 def test_two_of_three_that_are_killed_at_once_come_back_one_after_the_other(dead, recipe):
     made, folder, single = recipe
     devices = [*DEVICES, "localhost/cpu:2"]

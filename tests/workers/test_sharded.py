@@ -62,7 +62,6 @@ def weights_on_one(recipe, folder, held):
 
 TOGETHER = [cell("generate", 0), cell("generate", 1), cell("train", 0, 1, recompute=True)]
 APART = [cell("generate", 0), cell("reference", 0), cell("train", 1, 2)]
-REFERRED = [*TOGETHER, cell("reference", 0, 1)]
 TWICE = [cell("generate", 0), cell("train", 0, 1), cell("train", 2, 3)]
 MATRICES = [cell("generate", 0), cell("train", 0, 1, mesh={"tp": 2}, recompute=True)]
 GRID = [*(cell(role, 0, 1, 2, 3, mesh={"tp": 2}) for role in ("train", "reference")), cell("generate", 0)]
@@ -75,19 +74,15 @@ REFERENCE = {"algorithm__kl": {"coef": 0.1, "estimator": "k2"}}
     [
         (TOGETHER, None, {}, "replicated"),
         (APART, "localhost/cpu:0", {"model__adapter": LORA, **REFERENCE, "model__quantize": "nf4"}, "replicated"),
-        (REFERRED, None, REFERENCE, "replicated"),
         (TWICE, None, {"optimizer__clip": 0.001}, "sharded"),
         (TWICE, None, {"batch": {"prompts": 2, "samples": 3, "updates": 3}}, "replicated"),
-        (MATRICES, None, {"model__adapter": LORA, "model__quantize": "nf4"}, "replicated"),
         (GRID, None, REFERENCE, "replicated"),
     ],
     ids=[
         "full, recomputed",
         "lora on four bits",
-        "a reference in slices",
         "a shared optimizer",
         "two cells, three updates",
-        "matrices in four bits, recomputed",
         "slices of matrices, and a reference",
     ],
 )
